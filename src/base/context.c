@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/context.h"
+
+#include "base/status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { EKV_MAX_THREADS = 1024 };
+
+static void *default_alloc(size_t size, void *user)
+{
+    (void)user;
+    return malloc(size);
+}
+
+static void default_free(void *pointer, void *user)
+{
+    (void)user;
+    free(pointer);
+}
+
+void *ekv_alloc(ekv_context *context, size_t size)
+{
+    return context->options.alloc(size, context->options.alloc_user);
+}
+
+void ekv_release(ekv_context *context, void *pointer)
+{
+    if (pointer)
+        context->options.free(pointer, context->options.alloc_user);
+}
+
+void ekv_log(ekv_context *context, ekv_log_level level, const char *format, ...)
+{
+    if (!context->options.log)
+        return;
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    context->options.log(level, text, context->options.log_user);
+}
+
+/* EKV_NUM_THREADS, else the online CPUs, both cut to the range that the options allow. */
+static ekv_status resolve_threads(int32_t *num_threads)
+{
+    if (*num_threads < 0 || *num_threads > EKV_MAX_THREADS)
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "num_threads is %d; it must be 0..%d", *num_threads,
+                        EKV_MAX_THREADS);
+    if (*num_threads > 0)
+        return EKV_OK;
+    const char *text = getenv("EKV_NUM_THREADS");
+    if (text && *text) {
+        char *end;
+        long value = strtol(text, &end, 10);
+        if (*end || value < 1 || value > EKV_MAX_THREADS)
+            return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "EKV_NUM_THREADS is '%s'; it must be 1..%d", text,
+                            EKV_MAX_THREADS);
+        *num_threads = (int32_t)value;
+        return EKV_OK;
+    }
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    *num_threads = online < 1 ? 1 : online > EKV_MAX_THREADS ? EKV_MAX_THREADS : (int32_t)online;
+    return EKV_OK;
+}
+
+ekv_status ekv_context_create(const ekv_context_options *options, ekv_context **context)
+{
+    if (!context)
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "context is NULL");
+    ekv_context_options resolved = EKV_CONTEXT_OPTIONS_INIT;
+    ekv_status status =
+        ekv_struct_read(&resolved, sizeof resolved, options, sizeof(ekv_context_options), "ekv_context_options");
+    if (status)
+        return status;
+    if (!resolved.alloc != !resolved.free)
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "ekv_context_options: alloc and free go together");
+    if (!resolved.alloc) {
+        resolved.alloc = default_alloc;
+        resolved.free = default_free;
+    }
+    status = resolve_threads(&resolved.num_threads);
+    if (status)
+        return status;
+
+    ekv_context *created = resolved.alloc(sizeof *created, resolved.alloc_user);
+    if (!created)
+        return ekv_fail(EKV_ERROR_OUT_OF_MEMORY, "no memory for a context of %zu bytes", sizeof *created);
+    *created = (ekv_context){ .options = resolved };
+    status = ekv_pool_create(created, resolved.num_threads, &created->pool);
+    if (status) {
+        ekv_release(created, created);
+        return status;
+    }
+    snprintf(created->cuda_missing, sizeof created->cuda_missing, "this library was built without CUDA");
+    *context = created;
+    return EKV_OK;
+}
+
+void ekv_context_free(ekv_context *context)
+{
+    if (!context)
+        return;
+    if (context->cuda)
+        context->cuda_free(context->cuda);
+    ekv_pool_free(context->pool);
+    ekv_release(context, context);
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The context: allocator, log, thread pool, and what the CUDA backend hangs on it. */
+#ifndef EVENKV_BASE_CONTEXT_H
+#define EVENKV_BASE_CONTEXT_H
+
+#include "base/pool.h"
+#include "evenkv/evenkv.h"
+
+struct ekv_context {
+    ekv_context_options options; /* resolved: alloc, free and num_threads are set */
+    ekv_pool *pool;
+    void *cuda; /* owned by src/cuda; NULL where there is no driver or no CUDA build */
+    void (*cuda_free)(void *cuda);
+    char cuda_missing[256]; /* why cuda is NULL */
+};
+
+/* size > 0.  Returns NULL when the allocator does; the caller reports EKV_ERROR_OUT_OF_MEMORY. */
+void *ekv_alloc(ekv_context *context, size_t size);
+void ekv_release(ekv_context *context, void *pointer);
+
+__attribute__((format(printf, 3, 4))) void ekv_log(ekv_context *context, ekv_log_level level, const char *format, ...);
+
+#endif

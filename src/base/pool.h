@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A persistent pool of threads: the CTAs of the CPU backend. */
+#ifndef EVENKV_BASE_POOL_H
+#define EVENKV_BASE_POOL_H
+
+#include "evenkv/evenkv.h"
+
+typedef struct ekv_pool ekv_pool;
+
+/* num_threads counts the caller of ekv_pool_run.  Errors: OUT_OF_MEMORY, SYSTEM. */
+ekv_status ekv_pool_create(ekv_context *context, int32_t num_threads, ekv_pool **pool);
+void ekv_pool_free(ekv_pool *pool);
+int32_t ekv_pool_num_threads(const ekv_pool *pool);
+
+/* Calls work(argument, thread) once on every thread (0 is the caller) and returns when all have returned.
+ * Calls from several threads take turns; no allocation. */
+void ekv_pool_run(ekv_pool *pool, void (*work)(void *argument, int32_t thread), void *argument);
+
+#endif

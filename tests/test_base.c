@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/context.h"
+#include "base/half.h"
+#include "base/pool.h"
+#include "base/status.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void every_half_survives_a_round_trip(void **state)
+{
+    (void)state;
+    for (uint32_t bits = 0; bits < 65536; bits++) {
+        float f16 = ekv_f16_to_f32((uint16_t)bits), bf16 = ekv_bf16_to_f32((uint16_t)bits);
+        if (isnan(f16))
+            assert_true(isnan(ekv_f16_to_f32(ekv_f32_to_f16(f16))));
+        else
+            assert_int_equal(ekv_f32_to_f16(f16), bits);
+        if (isnan(bf16))
+            assert_true(isnan(ekv_bf16_to_f32(ekv_f32_to_bf16(bf16))));
+        else
+            assert_int_equal(ekv_f32_to_bf16(bf16), bits);
+    }
+}
+
+/* Halfway cases and their neighbours, between all pairs of finite fp16 neighbours. */
+static void f16_rounds_to_nearest_even(void **state)
+{
+    (void)state;
+    for (uint32_t bits = 0; bits < 0x7BFF; bits++) {
+        float low = ekv_f16_to_f32((uint16_t)bits), high = ekv_f16_to_f32((uint16_t)(bits + 1));
+        float middle = low + (high - low) / 2;
+        assert_int_equal(ekv_f32_to_f16(middle), bits + (bits & 1));
+        assert_int_equal(ekv_f32_to_f16(nextafterf(middle, 0)), bits);
+        assert_int_equal(ekv_f32_to_f16(nextafterf(middle, 1e9f)), bits + 1);
+    }
+    assert_int_equal(ekv_f32_to_f16(65519.996f), 0x7BFF);
+    assert_int_equal(ekv_f32_to_f16(65520.0f), 0x7C00);
+    assert_int_equal(ekv_f32_to_f16(-INFINITY), 0xFC00);
+}
+
+static void statuses_have_names_and_texts(void **state)
+{
+    (void)state;
+    assert_string_equal(ekv_status_name(EKV_OK), "EKV_OK");
+    assert_string_equal(ekv_status_name(EKV_ERROR_BUSY), "EKV_ERROR_BUSY");
+    assert_string_equal(ekv_status_name((ekv_status)-999), "EKV_ERROR_UNKNOWN");
+    assert_int_equal(ekv_fail(EKV_ERROR_IO, "value %d", 7), EKV_ERROR_IO);
+    assert_string_equal(ekv_last_error(), "value 7");
+    ekv_fail(EKV_ERROR_IO, "again: %s", ekv_last_error());
+    assert_string_equal(ekv_last_error(), "again: value 7");
+}
+
+static void contexts_refuse_bad_options(void **state)
+{
+    (void)state;
+    ekv_context *context = NULL;
+    ekv_context_options options = EKV_CONTEXT_OPTIONS_INIT;
+    options.num_threads = -3;
+    assert_int_equal(ekv_context_create(&options, &context), EKV_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(ekv_last_error(), "-3"));
+    options = (ekv_context_options)EKV_CONTEXT_OPTIONS_INIT;
+    options.struct_size = 1;
+    assert_int_equal(ekv_context_create(&options, &context), EKV_ERROR_INVALID_ARGUMENT);
+    setenv("EKV_NUM_THREADS", "many", 1);
+    assert_int_equal(ekv_context_create(NULL, &context), EKV_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(ekv_last_error(), "many"));
+    unsetenv("EKV_NUM_THREADS");
+    assert_null(context);
+}
+
+static void add_one(void *argument, int32_t thread)
+{
+    atomic_int *counts = argument;
+    atomic_fetch_add(&counts[thread], 1);
+}
+
+static void pool_runs_each_thread_once(void **state)
+{
+    (void)state;
+    for (int32_t threads = 1; threads <= 16; threads++) {
+        ekv_context_options options = EKV_CONTEXT_OPTIONS_INIT;
+        options.num_threads = threads;
+        ekv_context *context;
+        assert_int_equal(ekv_context_create(&options, &context), EKV_OK);
+        ekv_pool *pool;
+        assert_int_equal(ekv_pool_create(context, threads, &pool), EKV_OK);
+        atomic_int counts[16] = { 0 };
+        for (int run = 0; run < 200; run++)
+            ekv_pool_run(pool, add_one, counts);
+        for (int32_t i = 0; i < 16; i++)
+            assert_int_equal(counts[i], i < threads ? 200 : 0);
+        ekv_pool_free(pool);
+        ekv_context_free(context);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_half_survives_a_round_trip), cmocka_unit_test(f16_rounds_to_nearest_even),
+        cmocka_unit_test(statuses_have_names_and_texts),    cmocka_unit_test(contexts_refuse_bad_options),
+        cmocka_unit_test(pool_runs_each_thread_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
