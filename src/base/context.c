@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/context.h"
 
+#include "base/number.h"
 #include "base/status.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { EKV_MAX_THREADS = 1024 };
@@ -45,27 +47,25 @@ void ekv_log(ekv_context *context, ekv_log_level level, const char *format, ...)
     context->options.log(level, text, context->options.log_user);
 }
 
-/* EKV_NUM_THREADS, else the online CPUs, both cut to the range that the options allow. */
-static ekv_status resolve_threads(int32_t *num_threads)
+ekv_status ekv_default_threads(int32_t *num_threads)
 {
-    if (*num_threads < 0 || *num_threads > EKV_MAX_THREADS)
-        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "num_threads is %d; it must be 0..%d", *num_threads,
-                        EKV_MAX_THREADS);
-    if (*num_threads > 0)
-        return EKV_OK;
     const char *text = getenv("EKV_NUM_THREADS");
     if (text && *text) {
-        char *end;
-        long value = strtol(text, &end, 10);
-        if (*end || value < 1 || value > EKV_MAX_THREADS)
-            return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "EKV_NUM_THREADS is '%s'; it must be 1..%d", text,
-                            EKV_MAX_THREADS);
-        *num_threads = (int32_t)value;
+        if (ekv_parse_int32(text, strlen(text), "EKV_NUM_THREADS", 1, EKV_MAX_THREADS, num_threads))
+            return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s", ekv_last_error());
         return EKV_OK;
     }
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     *num_threads = online < 1 ? 1 : online > EKV_MAX_THREADS ? EKV_MAX_THREADS : (int32_t)online;
     return EKV_OK;
+}
+
+static ekv_status resolve_threads(int32_t *num_threads)
+{
+    if (*num_threads < 0 || *num_threads > EKV_MAX_THREADS)
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "num_threads is %d; it must be 0..%d", *num_threads,
+                        EKV_MAX_THREADS);
+    return *num_threads > 0 ? EKV_OK : ekv_default_threads(num_threads);
 }
 
 ekv_status ekv_context_create(const ekv_context_options *options, ekv_context **context)

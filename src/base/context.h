@@ -14,6 +14,10 @@ struct ekv_context {
     char cuda_missing[256]; /* why cuda is NULL */
 };
 
+/* Threads of a context whose options name no number: EKV_NUM_THREADS, else the online CPUs, 1..1024.
+ * Errors: INVALID_ARGUMENT (the variable). */
+ekv_status ekv_default_threads(int32_t *num_threads);
+
 /* size > 0.  Returns NULL when the allocator does; the caller reports EKV_ERROR_OUT_OF_MEMORY. */
 void *ekv_alloc(ekv_context *context, size_t size);
 void ekv_release(ekv_context *context, void *pointer);
