@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# The commands of the README, over the presets of CMakePresets.json.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+FUZZ_SECONDS ?= 60
+PROPERTY_BATCHES ?= 20000
+JOBS ?= $(shell nproc)
+
+.PHONY: build demo check install asan tsan fuzz coverage property format clean
+
+# The library and the tool, at build/release/evenkv.
+build:
+	@scripts/install-deps build
+	cmake --preset release
+	cmake --build --preset release --parallel $(JOBS) --target evenkv evenkv_tool
+
+# What the planners do with batches drawn from a real trace, executed and checked on this CPU.
+demo: build
+	@scripts/demo build/release/evenkv
+
+# Every test.
+check:
+	@scripts/install-deps check
+	cmake --preset release
+	cmake --build --preset release --parallel $(JOBS)
+	ctest --preset release --parallel $(JOBS)
+
+install: build
+	DESTDIR='$(DESTDIR)' cmake --install build/release --prefix '$(PREFIX)'
+
+# The tests under AddressSanitizer and UndefinedBehaviorSanitizer, and under ThreadSanitizer.
+asan tsan:
+	@scripts/install-deps check
+	cmake --preset $@
+	cmake --build --preset $@ --parallel $(JOBS)
+	ctest --preset $@ --parallel $(JOBS)
+
+# Each fuzz target for FUZZ_SECONDS, from the corpus in tests/fuzz.
+fuzz:
+	@scripts/install-deps fuzz
+	cmake --preset fuzz
+	cmake --build --preset fuzz --parallel $(JOBS)
+	scripts/fuzz build/fuzz $(FUZZ_SECONDS)
+
+# Line coverage of the tests, by folder and file.
+coverage:
+	@scripts/install-deps check
+	cmake --preset coverage
+	cmake --build --preset coverage --parallel $(JOBS)
+	find build/coverage -name '*.gcda' -delete
+	ctest --preset coverage --parallel $(JOBS)
+	scripts/coverage.py build/coverage
+
+# The invariants of every planner over PROPERTY_BATCHES seeded random batches (make check: 2,000).
+property:
+	@scripts/install-deps check
+	cmake --preset release
+	cmake --build --preset release --parallel $(JOBS) --target test_property
+	EVENKV_PROPERTY_BATCHES=$(PROPERTY_BATCHES) build/release/test_property
+
+format:
+	find include src tools tests bench examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format -i
+
+clean:
+	rm -rf build
