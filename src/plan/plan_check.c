@@ -311,17 +311,17 @@ static ekv_status assign_merges(checker *c)
     return EKV_OK;
 }
 
-static ekv_status check_partial(checker *c, int64_t index, int32_t head, const cell *cell)
+static ekv_status check_partial(checker *c, int64_t index, int32_t head, const cell *own)
 {
     const ekv_plan *plan = c->plan;
     const ekv_tile *t = &plan->tiles[index];
     const int64_t slot = (int64_t)t->slot + head - t->head;
-    if (cell->merge < 0)
+    if (own->merge < 0)
         return tile_breach(plan, index, "no merge takes head %d", head);
-    const ekv_merge *m = &plan->merges[cell->merge];
+    const ekv_merge *m = &plan->merges[own->merge];
     const int64_t merged = ekv_merge_slot(m, t->split) + head - m->head;
     if (merged != slot)
-        return tile_breach(plan, index, "merge %d takes head %d from slot %" PRId64, cell->merge, head, merged);
+        return tile_breach(plan, index, "merge %d takes head %d from slot %" PRId64, own->merge, head, merged);
     if (c->slot_used[slot])
         return tile_breach(plan, index, "another tile writes slot %" PRId64 " too", slot);
     c->slot_used[slot] = 1;
