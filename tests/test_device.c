@@ -28,8 +28,10 @@ static const char valid[] = "name = toy\n"
 /* Expects an error of this status that has `part` in its text, and the device untouched. */
 static void refuse(ekv_status expected, const char *text, size_t size, const char *part)
 {
-    ekv_device device = EKV_DEVICE_INIT, before = EKV_DEVICE_INIT;
-    device.num_sms = before.num_sms = 77;
+    ekv_device device, before;
+    memset(&device, 0xA5, sizeof device); /* padding included */
+    device.struct_size = sizeof device;
+    memcpy(&before, &device, sizeof device);
     assert_int_equal(ekv_device_parse(text, size, "f.device", &device), expected);
     assert_memory_equal(&device, &before, sizeof device);
     if (!strstr(ekv_last_error(), part))
