@@ -16,8 +16,8 @@ typedef struct ekv_lengths {
 /* Owns its batches.  Freed by ekv_lengths_free. */
 typedef struct ekv_lengths_list {
     ekv_context *context;
-    int64_t count; /* >= 1 */
-    ekv_lengths *batches;
+    ekv_lengths *batches; /* [count] */
+    int64_t count, capacity;
 } ekv_lengths_list;
 
 /* All three: on success *list is a new list; on error it is untouched and ekv_last_error() has the offending
@@ -48,6 +48,15 @@ ekv_status ekv_hot_find(const char *name, ekv_hot *hot);
  * length that passes 2^31-1), OUT_OF_MEMORY. */
 ekv_status ekv_lengths_from_dist(ekv_context *context, const char *dist, int64_t batch_size, int64_t total_tokens,
                                  ekv_hot hot, ekv_lengths_list **list);
+
+/* A list to fill by hand, without batches at first. */
+ekv_status ekv_lengths_create(ekv_context *context, ekv_lengths_list **list);
+/* Appends a batch; kv_len: [batch_size], each >= 0, copied.  Errors: OUT_OF_MEMORY; the list is then as it was. */
+ekv_status ekv_lengths_append(ekv_lengths_list *list, const int32_t *kv_len, int32_t batch_size, int64_t index);
+
+/* The same in the place of batch `place`, 0..count-1. */
+ekv_status ekv_lengths_replace(ekv_lengths_list *list, int64_t place, const int32_t *kv_len, int32_t batch_size,
+                               int64_t index);
 
 /* list may be NULL. */
 void ekv_lengths_free(ekv_lengths_list *list);

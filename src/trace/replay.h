@@ -65,7 +65,7 @@ void ekv_replay_free(ekv_replay *replay);
 /* The next step, or *end where all requests are done (then *step is untouched).
  * Errors: those of the source and of step_time, INVALID_ARGUMENT (what step_time stored), CAPACITY (a request
  * alone needs more than token_budget; names it), OVERFLOW (input + output passes 2^31-1), OUT_OF_MEMORY.
- * A replay that failed gives the same status again. */
+ * A call after one that failed tries again. */
 ekv_status ekv_replay_next(ekv_replay *replay, ekv_replay_step *step, bool *end);
 
 /* Counters up to the last step that ekv_replay_next gave. */

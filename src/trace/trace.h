@@ -43,10 +43,10 @@ void ekv_trace_free(ekv_trace *trace);
 /* The format that was found or forced. */
 ekv_trace_format ekv_trace_format_get(const ekv_trace *trace);
 
-/* Reads the next row into *row, or sets *end where there is none (then *row is untouched).
+/* Reads the next row into *row and clears *end, or sets *end where there is none (then *row is untouched).
  * Errors: IO, OUT_OF_MEMORY, PARSE with file, line, row and the offending value: a column missing or too many,
  * not a number, negative, over 2^31-1, a time that goes back, a last row that is cut short, a file without any
- * row.  A trace that failed gives the same error again. */
+ * row.  The call after a bad row reads the one behind it. */
 ekv_status ekv_trace_next(ekv_trace *trace, ekv_trace_row *row, bool *end);
 
 #endif
