@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 PROPERTY_BATCHES ?= 20000
 JOBS ?= $(shell nproc)
 
-.PHONY: build demo check install asan tsan fuzz coverage property format clean
+.PHONY: build demo check install asan tsan fuzz coverage property tidy format clean
 
 # The library and the tool, at build/release/evenkv.
 build:
@@ -58,6 +58,10 @@ property:
 	cmake --preset release
 	cmake --build --preset release --parallel $(JOBS) --target test_property
 	EVENKV_PROPERTY_BATCHES=$(PROPERTY_BATCHES) build/release/test_property
+
+# clang-tidy, which also has to see the tests: configured by make check.
+tidy:
+	git ls-files 'src/*.c' 'tools/*.c' | xargs -P $(JOBS) -n 4 clang-tidy --quiet -p build/release
 
 format:
 	find include src tools tests bench examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format -i
