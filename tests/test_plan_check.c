@@ -254,6 +254,49 @@ static void a_merge_of_one_split_passes(void **state)
     assert_non_null(strstr(ekv_last_error(), "writes the output of head 0, which has 1 splits and a merge"));
 }
 
+/* One head; request 0 has 48 tokens in three splits of a block, request 1 one block.  A request costs 8 tokens, so
+ * the mean of two CTAs is 40 and a block at most 24. */
+static void balance_is_checked_where_it_is_promised(void **state)
+{
+    (void)state;
+    fixture f;
+    make_valid(&f);
+    for (int32_t s = 0; s < 3; s++)
+        f.tiles[s] = (ekv_tile){ 0, 0, s, 16 * s, 16 * s + 16, s, 0, 1, EKV_TILE_PARTIAL };
+    f.tiles[3] = (ekv_tile){ 1, 0, 0, 0, 16, -1, 0, 1, 0 };
+    f.merges[0] = (ekv_merge){ 0, 0, 3, 0, 1, 1, 0, 1, 0 };
+    f.kv_len[0] = 48;
+    f.kv_len[1] = 16;
+    ekv_plan *p = &f.plan;
+    p->batch.batch_size = 2;
+    p->batch.q_heads = 4;
+    p->batch.kv_heads = p->heads = p->m_blocks = 1;
+    p->block_m = p->rows;
+    p->num_tiles = p->num_work_items = 4;
+    p->num_merges = 1;
+    p->grid[0] = 2;
+    p->request_cost = 8;
+    static const struct {
+        int64_t second; /* tile at which CTA 1 begins */
+        const char *text;
+    } cases[] = {
+        { 1, NULL }, /* 24 and 56 */
+        { 2, NULL }, /* 40 and 40 */
+        { 3, "CTA 0 has 3 pieces of cut requests" },
+        { 4, "CTA 0 costs 80 tokens; the mean is 40 and a block costs 24" },
+        { 0, "CTA 1 costs 80 tokens" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        memcpy(f.cta_begin, (int64_t[]){ 0, cases[i].second, 4 }, 3 * sizeof(int64_t));
+        p->request_cost = 8;
+        assert_int_equal(ekv_plan_check(p), cases[i].text ? EKV_ERROR_PLAN_INVALID : EKV_OK);
+        if (cases[i].text)
+            assert_non_null(strstr(ekv_last_error(), cases[i].text));
+        p->request_cost = -1;
+        assert_int_equal(ekv_plan_check(p), EKV_OK);
+    }
+}
+
 static void null_is_refused(void **state)
 {
     (void)state;
@@ -276,8 +319,11 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_valid_plan_passes), cmocka_unit_test(every_breach_is_found_and_named),
-        cmocka_unit_test(legal_variants_pass), cmocka_unit_test(a_merge_of_one_split_passes),
+        cmocka_unit_test(a_valid_plan_passes),
+        cmocka_unit_test(every_breach_is_found_and_named),
+        cmocka_unit_test(legal_variants_pass),
+        cmocka_unit_test(a_merge_of_one_split_passes),
+        cmocka_unit_test(balance_is_checked_where_it_is_promised),
         cmocka_unit_test(null_is_refused),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

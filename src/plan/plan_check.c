@@ -353,6 +353,42 @@ static ekv_status check_outputs(checker *c)
     return EKV_OK;
 }
 
+/* ---- 5, 7: balance ----------------------------------------------------------------------------------- */
+
+/* A tile in tokens of one head: whole blocks, and what its request costs where the request begins. */
+static int64_t tile_cost(const ekv_plan *plan, const ekv_tile *t)
+{
+    const int64_t blocks = ekv_ceil_div((int64_t)t->kv_end - t->kv_begin, plan->block_tokens);
+    return (blocks * plan->block_tokens + (t->split == 0 ? plan->request_cost : 0)) * t->head_count;
+}
+
+/* The largest cost is at most the mean and one block, which carries the request's cost if it is its first. */
+static ekv_status check_balance(const ekv_plan *plan)
+{
+    const int64_t ctas = ekv_plan_num_ctas(plan);
+    int64_t total = 0, heads = 0;
+    for (int64_t i = 0; i < plan->num_tiles; i++) {
+        total += tile_cost(plan, &plan->tiles[i]);
+        heads = ekv_max(heads, plan->tiles[i].head_count);
+    }
+    const int64_t block = heads * (plan->block_tokens + plan->request_cost);
+    for (int64_t cta = 0; cta < ctas; cta++) {
+        int64_t cost = 0, pieces = 0;
+        for (int64_t i = plan->cta_begin[cta]; i < plan->cta_begin[cta + 1]; i++) {
+            cost += tile_cost(plan, &plan->tiles[i]);
+            pieces += (plan->tiles[i].flags & EKV_TILE_PARTIAL) != 0;
+        }
+        if (cost - block > total / ctas)
+            return breach("CTA %" PRId64 " costs %" PRId64 " tokens; the mean is %" PRId64
+                          " and a block costs %" PRId64,
+                          cta, cost, total / ctas, block);
+        if (pieces > 2)
+            return breach("CTA %" PRId64 " has %" PRId64 " pieces of cut requests; at most 2 are promised", cta,
+                          pieces);
+    }
+    return EKV_OK;
+}
+
 /* ---- Entry ------------------------------------------------------------------------------------------- */
 
 static void lay_out(ekv_arena *arena, checker *c, int32_t largest_split)
@@ -388,6 +424,8 @@ ekv_status ekv_plan_check(const ekv_plan *plan)
     sort_by_split(&c, largest_split);
     if (!(status = check_order(&c)) && !(status = check_coverage(&c)) && !(status = check_cells(&c)))
         status = check_outputs(&c);
+    if (!status && plan->request_cost >= 0 && plan->dispatch == EKV_DISPATCH_RANGE)
+        status = check_balance(plan);
     ekv_release(plan->context, memory);
     return status;
 }
