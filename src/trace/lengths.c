@@ -76,7 +76,7 @@ static ekv_status copy_lengths(ekv_context *context, const int32_t *kv_len, int3
 
 ekv_status ekv_lengths_append(ekv_lengths_list *list, const int32_t *kv_len, int32_t batch_size, int64_t index)
 {
-    int32_t *copy;
+    int32_t *copy = NULL;
     ekv_status status = copy_lengths(list->context, kv_len, batch_size, &copy);
     if (!status && (status = append_owned(list, copy, batch_size, index)))
         ekv_release(list->context, copy);
@@ -86,7 +86,7 @@ ekv_status ekv_lengths_append(ekv_lengths_list *list, const int32_t *kv_len, int
 ekv_status ekv_lengths_replace(ekv_lengths_list *list, int64_t place, const int32_t *kv_len, int32_t batch_size,
                                int64_t index)
 {
-    int32_t *copy;
+    int32_t *copy = NULL;
     ekv_status status = copy_lengths(list->context, kv_len, batch_size, &copy);
     if (status)
         return status;
@@ -115,7 +115,7 @@ static ekv_status append_line(ekv_lengths_list *list, ekv_line line, int64_t ind
         batch_size += *c == ',';
     if (batch_size > LARGEST_BATCH)
         return ekv_fail(EKV_ERROR_PARSE, "a batch of %" PRId64 " requests; the most is %d", batch_size, LARGEST_BATCH);
-    int32_t *kv_len;
+    int32_t *kv_len = NULL;
     ekv_status status = alloc_lengths(list->context, batch_size, &kv_len);
     if (status)
         return status;
@@ -133,7 +133,7 @@ static ekv_status append_line(ekv_lengths_list *list, ekv_line line, int64_t ind
 
 ekv_status ekv_lengths_from_text(ekv_context *context, const char *text, ekv_lengths_list **list)
 {
-    ekv_lengths_list *created;
+    ekv_lengths_list *created = NULL;
     ekv_status status = ekv_lengths_create(context, &created);
     if (status)
         return status;
@@ -172,7 +172,7 @@ static ekv_status append_lines(ekv_lengths_list *list, ekv_lines *lines)
 ekv_status ekv_lengths_from_file(ekv_context *context, const char *path, ekv_lengths_list **list)
 {
     ekv_lines lines;
-    ekv_lengths_list *created;
+    ekv_lengths_list *created = NULL;
     ekv_status status = ekv_lines_open(context, path, &lines);
     if (status)
         return status;
@@ -278,7 +278,7 @@ ekv_status ekv_lengths_from_dist(ekv_context *context, const char *dist, int64_t
     ekv_status status;
     if ((status = parse_dist(dist, &share)) || (status = check_sizes(dist, &share, batch_size, total_tokens)))
         return status;
-    ekv_lengths_list *created;
+    ekv_lengths_list *created = NULL;
     if ((status = ekv_lengths_create(context, &created)))
         return status;
     int32_t *kv_len = NULL;

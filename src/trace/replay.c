@@ -272,7 +272,7 @@ ekv_status ekv_replay_sample(ekv_replay *replay, int64_t samples, uint64_t seed,
 {
     if (samples < 1)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "samples is %" PRId64 "; it must be >= 1", samples);
-    ekv_lengths_list *created;
+    ekv_lengths_list *created = NULL;
     ekv_status status = ekv_lengths_create(replay->context, &created);
     if (status)
         return status;
@@ -287,8 +287,8 @@ ekv_status ekv_lengths_from_trace(ekv_context *context, const char *path, ekv_tr
                                   const ekv_replay_options *options, int64_t samples, uint64_t seed,
                                   ekv_lengths_list **list)
 {
-    ekv_trace *trace;
-    ekv_replay *replay;
+    ekv_trace *trace = NULL;
+    ekv_replay *replay = NULL;
     ekv_status status = ekv_trace_open(context, path, format, &trace);
     if (status)
         return status;

@@ -134,7 +134,7 @@ static ekv_status finish(ekv_trace *created, ekv_trace_format format, ekv_trace 
 
 ekv_status ekv_trace_open(ekv_context *context, const char *path, ekv_trace_format format, ekv_trace **trace)
 {
-    ekv_trace *created;
+    ekv_trace *created = NULL;
     ekv_status status = create(context, path, &created);
     if (status)
         return status;
@@ -148,7 +148,7 @@ ekv_status ekv_trace_open(ekv_context *context, const char *path, ekv_trace_form
 ekv_status ekv_trace_open_file(ekv_context *context, FILE *file, const char *name, ekv_trace_format format,
                                ekv_trace **trace)
 {
-    ekv_trace *created;
+    ekv_trace *created = NULL;
     ekv_status status = create(context, name, &created);
     if (status)
         return status;
