@@ -4,7 +4,12 @@
 
 #include <string.h>
 
-#define EKV_PLANNERS(X) X(ekv_planner_none)
+#define EKV_PLANNERS(X)                       \
+    X(ekv_planner_none)                       \
+    X(ekv_planner_flashinfer_cuda_core)       \
+    X(ekv_planner_flashinfer_tensor_core)     \
+    X(ekv_planner_flashinfer_batch_attention) \
+    X(ekv_planner_flashinfer_xqa)
 
 #define EKV_PLANNER_DECLARE(object) extern const ekv_planner object;
 EKV_PLANNERS(EKV_PLANNER_DECLARE)
