@@ -36,7 +36,7 @@ asan tsan:
 	cmake --build --preset $@ --parallel $(JOBS)
 	ctest --preset $@ --parallel $(JOBS)
 
-# Each fuzz target for FUZZ_SECONDS, from the corpus in tests/fuzz.
+# Each fuzz target for FUZZ_SECONDS, from the corpus in fuzz/corpus.
 fuzz:
 	@scripts/install-deps fuzz
 	cmake --preset fuzz
@@ -56,8 +56,8 @@ coverage:
 property:
 	@scripts/install-deps check
 	cmake --preset release
-	cmake --build --preset release --parallel $(JOBS) --target test_property
-	EVENKV_PROPERTY_BATCHES=$(PROPERTY_BATCHES) build/release/test_property
+	cmake --build --preset release --parallel $(JOBS) --target test_plan_properties
+	EVENKV_PROPERTY_BATCHES=$(PROPERTY_BATCHES) build/release/test_plan_properties
 
 # clang-tidy, which also has to see the tests: configured by make check.
 tidy:
