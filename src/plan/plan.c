@@ -192,14 +192,10 @@ static void build(ekv_plan *plan)
     override_dispatch(plan);
 }
 
-/* Lays out the plan's arrays in one block, the plan itself first; with a NULL base it only counts. */
-static ekv_plan *lay_out(ekv_arena *arena, const ekv_plan *plan, int32_t batch_size, const ekv_plan_capacity *c)
+/* Lays out plan and arrays in one block, the plan itself first; with a NULL base it only counts. */
+static void lay_out(ekv_arena *arena, ekv_plan *p, int32_t batch_size, const ekv_plan_capacity *c)
 {
-    ekv_plan *p = ekv_arena_take(arena, sizeof *p);
-    ekv_plan counted; /* stands in for the plan while only counting */
-    if (!p)
-        p = &counted;
-    *p = *plan;
+    ekv_arena_take(arena, sizeof *p);
     p->kv_len = ekv_arena_take(arena, (size_t)batch_size * sizeof *p->kv_len);
     p->num_splits = ekv_arena_take(arena, (size_t)batch_size * sizeof *p->num_splits);
     p->batch_order = ekv_arena_take(arena, (size_t)batch_size * sizeof *p->batch_order);
@@ -208,7 +204,6 @@ static ekv_plan *lay_out(ekv_arena *arena, const ekv_plan *plan, int32_t batch_s
     p->cta_begin = ekv_arena_take(arena, (size_t)(c->ctas + 1) * sizeof *p->cta_begin);
     p->scratch = ekv_arena_take(arena, c->scratch_size);
     p->slot_load = ekv_arena_take(arena, (size_t)p->num_sms * (size_t)p->resident_ctas * sizeof *p->slot_load);
-    return p == &counted ? NULL : p;
 }
 
 static ekv_status check_capacity(const ekv_plan *plan, const ekv_plan_capacity *capacity)
@@ -269,12 +264,15 @@ ekv_status ekv_plan_create(ekv_context *context, const char *planner, const ekv_
         return status;
 
     ekv_arena arena = { NULL, 0 };
-    lay_out(&arena, &draft, draft.max_batch_size, &capacity);
+    ekv_plan counted = draft;
+    lay_out(&arena, &counted, draft.max_batch_size, &capacity);
     void *memory = ekv_alloc(context, arena.used);
     if (!memory)
         return ekv_fail(EKV_ERROR_OUT_OF_MEMORY, "no memory for a plan of %zu bytes", arena.used);
     arena = (ekv_arena){ memory, 0 };
-    ekv_plan *created = lay_out(&arena, &draft, draft.max_batch_size, &capacity);
+    ekv_plan *created = memory;
+    *created = draft;
+    lay_out(&arena, created, draft.max_batch_size, &capacity);
     memcpy(created->kv_len, draft.batch.kv_len, (size_t)draft.max_batch_size * sizeof *created->kv_len);
     created->batch.kv_len = created->kv_len;
     build(created);
