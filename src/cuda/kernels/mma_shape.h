@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Shape of the mma kernels, for the kernel and for the host that launches it. */
+#ifndef EVENKV_CUDA_KERNELS_MMA_SHAPE_H
+#define EVENKV_CUDA_KERNELS_MMA_SHAPE_H
+
+#include "base/portable.h"
+
+enum {
+    EKV_MMA_MAX_WARPS = 8,  /* 255 registers a thread x 256 threads fill the register file of an SM */
+    EKV_MMA_QUEUE_RING = 16 /* tile numbers that a CTA keeps under queue dispatch */
+};
+
+/* Tokens that a warp loads, waits for and computes at a time.  8 KB of K and V, 16 KB at head_dim 256. */
+EKV_INLINE EKV_HD int32_t ekv_mma_stage_tokens(int32_t head_dim)
+{
+    return head_dim >= 128 ? 16 : 32;
+}
+
+EKV_INLINE EKV_HD int32_t ekv_mma_stage_bytes(int32_t head_dim)
+{
+    return 2 * ekv_mma_stage_tokens(head_dim) * head_dim * 2;
+}
+
+/* Stages of a warp's ring.  2 CTAs of 4 warps then have 192 KB in flight on an SM of sm_90 and 128 KB on one of
+ * sm_80, which has 164 KB of shared memory; both exceed latency x bandwidth (about 64 KB an SM). */
+EKV_INLINE EKV_HD int32_t ekv_mma_stages(int32_t sm_arch)
+{
+    return sm_arch >= 90 ? 3 : 2;
+}
+
+/* Dynamic shared memory of a CTA: the warps' rings, largest score and sum of each row and warp, the place of
+ * each warp's result, the ring of tile numbers.  rows: 8 or 16, the n of the variant. */
+EKV_INLINE EKV_HD int32_t ekv_mma_shared_bytes(int32_t head_dim, int32_t rows, int32_t warps, int32_t sm_arch)
+{
+    return warps * (ekv_mma_stages(sm_arch) * ekv_mma_stage_bytes(head_dim) + rows * 8 + 4) + EKV_MMA_QUEUE_RING * 8;
+}
+
+#endif
