@@ -1,108 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The FlashInfer planners against plans worked out by hand; test_golden_plans.c has those of the original code. */
+ * FlashInfer's three grids against plans worked out by hand; test_golden_plans.c has those of the original code.
+ * Any lengths for all four FlashInfer planners; BatchAttention by hand is in test_planners_batch_attention.c. */
 #include "base/rng.h"
-#include "plan/plan.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#define CUDA_CORE "flashinfer-cuda-core"
-#define TENSOR_CORE "flashinfer-tensor-core"
-#define BATCH_ATTENTION "flashinfer-batch-attention"
-#define XQA "flashinfer-xqa"
-
-enum { H200_SMS = 132, H20_SMS = 78, MANY = 65536 };
-
-static ekv_context *context;
-
-/* What a test varies; batch.kv_len is set by the functions below. */
-typedef struct setup {
-    ekv_batch batch;
-    ekv_device device;
-    ekv_plan_options options;
-} setup;
-
-/* head_dim 128, bf16, pages of 16, on a Hopper GPU of num_sms SMs. */
-static setup hopper(int32_t num_sms, int32_t q_heads, int32_t kv_heads)
-{
-    setup s = { EKV_BATCH_INIT, EKV_DEVICE_INIT, EKV_PLAN_OPTIONS_INIT };
-    s.batch.q_heads = q_heads;
-    s.batch.kv_heads = kv_heads;
-    s.batch.head_dim = 128;
-    s.device.num_sms = num_sms;
-    s.device.sm_arch = 90;
-    return s;
-}
-
-static ekv_status try_plan(const setup *s, const char *planner, const int32_t *kv_len, int32_t batch_size,
-                           ekv_plan **plan)
-{
-    ekv_batch batch = s->batch;
-    batch.kv_len = kv_len;
-    batch.batch_size = batch_size;
-    return ekv_plan_create(context, planner, &batch, &s->device, &s->options, plan);
-}
-
-/* The plan of given lengths; ekv_plan_check is the caller's. */
-static ekv_plan *make_plan(const setup *s, const char *planner, const int32_t *kv_len, int32_t batch_size)
-{
-    ekv_plan *plan = NULL;
-    if (try_plan(s, planner, kv_len, batch_size, &plan))
-        fail_msg("%s: %s", planner, ekv_last_error());
-    return plan;
-}
-
-static void assert_sound(const ekv_plan *plan)
-{
-    if (ekv_plan_check(plan))
-        fail_msg("%s: %s", plan->planner->name, ekv_last_error());
-}
-
-/* A checked plan of one request of `first` tokens and batch_size - 1 of `rest`. */
-static ekv_plan *make_skewed(const setup *s, const char *planner, int32_t first, int32_t rest, int32_t batch_size)
-{
-    int32_t *kv_len = malloc((size_t)batch_size * sizeof *kv_len);
-    assert_non_null(kv_len);
-    for (int32_t b = 0; b < batch_size; b++)
-        kv_len[b] = b ? rest : first;
-    ekv_plan *plan = make_plan(s, planner, kv_len, batch_size);
-    free(kv_len);
-    assert_sound(plan);
-    return plan;
-}
-
-static void assert_grid(const ekv_plan *plan, int32_t x, int32_t y, int32_t z)
-{
-    assert_int_equal(plan->grid[0], x);
-    assert_int_equal(plan->grid[1], y);
-    assert_int_equal(plan->grid[2], z);
-}
-
-static void assert_tile(const ekv_plan *plan, int64_t index, ekv_tile expected)
-{
-    const ekv_tile *t = &plan->tiles[index];
-    if (memcmp(t, &expected, sizeof expected))
-        fail_msg("tile %d is request %d m_block %d split %d [%d, %d) slot %d head %d+%d flags %u", (int)index,
-                 t->request, t->m_block, t->split, t->kv_begin, t->kv_end, t->slot, t->head, t->head_count, t->flags);
-}
-
-static ekv_tile tile(int32_t request, int32_t split, int32_t kv_begin, int32_t kv_end, int32_t slot, int32_t head)
-{
-    return (ekv_tile){ .request = request,
-                       .split = split,
-                       .kv_begin = kv_begin,
-                       .kv_end = kv_end,
-                       .slot = slot,
-                       .head = (uint16_t)head,
-                       .head_count = 1,
-                       .flags = slot < 0 ? 0 : EKV_TILE_PARTIAL };
-}
+#include "planner_tests.h"
 
 /* ---- CUDA-core --------------------------------------------------------------------------------------- */
 
@@ -380,108 +280,6 @@ static void tensor_core_tiles_of_several_query_tokens(void **state)
     ekv_plan_free(plan);
 }
 
-/* ---- BatchAttention ---------------------------------------------------------------------------------- */
-
-/* 612 tokens on 4 workers: 153 each, so requests are cut at 256.  The works cost 288, 288, 32, 132 in this order.
- * All workers are idle at first; GCC's heap then offers them as 0, 2, 3, 1. */
-static void batch_attention_deals_to_the_least_loaded(void **state)
-{
-    (void)state;
-    const int32_t kv_len[] = { 512, 0, 100 };
-    setup s = hopper(2, 8, 1);
-    ekv_plan *plan = make_plan(&s, BATCH_ATTENTION, kv_len, 3);
-    assert_sound(plan);
-    assert_int_equal(plan->dispatch, EKV_DISPATCH_RANGE);
-    assert_int_equal(plan->resident_ctas, 2);
-    assert_grid(plan, 4, 1, 1);
-    assert_int_equal(plan->kv_chunk_tokens, 256);
-    assert_int_equal(plan->num_work_items, 4);
-    for (int64_t worker = 0; worker <= 4; worker++)
-        assert_int_equal(plan->cta_begin[worker], worker);
-    assert_tile(plan, 0, tile(0, 0, 0, 256, 0, 0));
-    assert_tile(plan, 1, tile(2, 0, 0, 100, -1, 0));
-    assert_tile(plan, 2, tile(0, 1, 256, 512, 1, 0));
-    assert_tile(plan, 3, tile(1, 0, 0, 0, -1, 0));
-    assert_int_equal(plan->num_merges, 1);
-    ekv_plan_free(plan);
-
-    const int32_t longer[] = { 512, 0, 100, 50, 1 }; /* 50 goes to worker 3 (32), 1 to worker 3 (114 < 132) */
-    plan = make_plan(&s, BATCH_ATTENTION, longer, 5);
-    assert_sound(plan);
-    assert_int_equal(plan->cta_begin[3], 3);
-    assert_tile(plan, 3, tile(1, 0, 0, 0, -1, 0));
-    assert_tile(plan, 4, tile(3, 0, 0, 50, -1, 0));
-    assert_tile(plan, 5, tile(4, 0, 0, 1, -1, 0));
-    ekv_plan_free(plan);
-}
-
-static void batch_attention_limits(void **state)
-{
-    (void)state;
-    const struct {
-        int32_t kv_len, q_len, head_dim, kv_heads, limit;
-    } cases[] = {
-        { 0, 1, 128, 1, 128 },      { 512, 1, 128, 1, 128 },   { 513, 1, 128, 1, 256 },
-        { 1024, 1, 128, 1, 256 },   { 1025, 1, 128, 1, 512 },  { 256, 1, 128, 2, 128 },
-        { 257, 1, 128, 2, 256 },    { 257, 1, 256, 1, 256 },   { 256, 1, 256, 1, 128 }, /* one worker an SM */
-        { 4096, 4, 128, 1, 1024 },  { 4096, 4, 128, 2, 1024 }, /* 128-row works: half for two heads or more */
-        { 4096, 20, 128, 2, 2048 },                            /* both m_blocks count: 160 rows */
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        setup s = hopper(2, 8 * cases[i].kv_heads, cases[i].kv_heads);
-        s.batch.q_len = cases[i].q_len;
-        s.batch.head_dim = cases[i].head_dim;
-        ekv_plan *plan = make_skewed(&s, BATCH_ATTENTION, cases[i].kv_len, 0, 1);
-        if (plan->kv_chunk_tokens != cases[i].limit)
-            fail_msg("case %d: limit is %d, not %d", (int)i, (int)plan->kv_chunk_tokens, cases[i].limit);
-        ekv_plan_free(plan);
-    }
-}
-
-static void batch_attention_refuses_too_many_works(void **state)
-{
-    (void)state;
-    static int32_t kv_len[MANY + 1];
-    setup s = hopper(H200_SMS, 8, 1);
-    ekv_plan *plan = make_plan(&s, BATCH_ATTENTION, kv_len, MANY);
-    assert_sound(plan);
-    assert_int_equal(plan->num_tiles, MANY);
-    kv_len[7] = 129; /* 128 tokens a work */
-    assert_int_equal(ekv_plan_update(plan, kv_len, MANY), EKV_ERROR_UNSUPPORTED);
-    assert_non_null(strstr(ekv_last_error(), "65537"));
-    assert_int_equal(ekv_plan_update(plan, kv_len, MANY - 1), EKV_OK);
-    assert_sound(plan);
-    ekv_plan_free(plan);
-    plan = NULL;
-    assert_int_equal(try_plan(&s, BATCH_ATTENTION, kv_len, MANY, &plan), EKV_ERROR_UNSUPPORTED);
-    kv_len[7] = 0;
-    assert_int_equal(try_plan(&s, BATCH_ATTENTION, kv_len, MANY + 1, &plan), EKV_ERROR_UNSUPPORTED);
-    assert_null(plan);
-}
-
-/* Dealing to the least loaded leaves no worker ahead of another by more than one work. */
-static void batch_attention_is_balanced(void **state)
-{
-    (void)state;
-    static int32_t kv_len[1000];
-    ekv_rng rng = { 7 };
-    setup s = hopper(H200_SMS, 32, 4);
-    for (int32_t b = 0; b < 1000; b++)
-        kv_len[b] = (int32_t)(16 << ekv_rng_below(&rng, 9)) - 3;
-    ekv_plan *plan = make_plan(&s, BATCH_ATTENTION, kv_len, 1000);
-    assert_sound(plan);
-    int64_t least = INT64_MAX, most = 0;
-    for (int64_t cta = 0; cta < ekv_plan_num_ctas(plan); cta++) {
-        int64_t cost = 0;
-        for (int64_t i = plan->cta_begin[cta]; i < plan->cta_begin[cta + 1]; i++)
-            cost += 32 + plan->tiles[i].kv_end - plan->tiles[i].kv_begin;
-        least = ekv_min(least, cost);
-        most = ekv_max(most, cost);
-    }
-    assert_true(most - least <= 32 + plan->kv_chunk_tokens);
-    ekv_plan_free(plan);
-}
-
 /* ---- XQA --------------------------------------------------------------------------------------------- */
 
 /* 132 / 8 = 16 splits of both requests: 40 units of 256 in eight parts of 3 and eight of 2; 2 units in two parts. */
@@ -610,19 +408,6 @@ static void all_empty_batches_plan(void **state)
         }
 }
 
-static int create_context(void **state)
-{
-    (void)state;
-    return ekv_context_create(NULL, &context);
-}
-
-static int free_context(void **state)
-{
-    (void)state;
-    ekv_context_free(context);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -637,10 +422,6 @@ int main(void)
         cmocka_unit_test(tensor_core_counts_empty_requests),
         cmocka_unit_test(tensor_core_under_a_graph),
         cmocka_unit_test(tensor_core_tiles_of_several_query_tokens),
-        cmocka_unit_test(batch_attention_deals_to_the_least_loaded),
-        cmocka_unit_test(batch_attention_limits),
-        cmocka_unit_test(batch_attention_refuses_too_many_works),
-        cmocka_unit_test(batch_attention_is_balanced),
         cmocka_unit_test(xqa_splits_all_requests_alike),
         cmocka_unit_test(xqa_split_counts),
         cmocka_unit_test(updates_stay_sound),
