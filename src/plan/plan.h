@@ -57,8 +57,12 @@ struct ekv_plan {
     int32_t padded_rows;   /* rows that the original's kernel computes for a tile, padding included */
     int32_t resident_ctas; /* CTAs an SM */
     int32_t block_tokens;  /* BLOCK_N where the planner has one, else 1 */
+    int32_t cut_tokens;    /* kv_begin of every tile is a multiple of this, whatever the lengths; 0: always 0 */
     bool empty_splits;     /* the original makes tiles without tokens (fa3's trailing splits) */
-    int32_t request_cost;  /* even: what a request costs beyond its tokens; -1: no balance is promised */
+    /* even: what a request costs beyond its tokens.  Costs of CTAs, in tokens of one head, a tile costing head_count
+     * times its tokens rounded up to block_tokens and, where kv_begin is 0, request_cost: no CTA costs more than the
+     * mean over all CTAs plus heads_per_tile * (block_tokens + request_cost).  -1: no balance is promised */
+    int32_t request_cost;
 
     /* Set by build() (by the core where dispatch is overridden). */
     ekv_dispatch dispatch;
@@ -80,6 +84,7 @@ struct ekv_plan {
     char warnings[EKV_PLAN_MAX_WARNINGS][EKV_PLAN_WARNING_SIZE];
     const char *warning_list[EKV_PLAN_MAX_WARNINGS];
 
+    void *cuda;         /* owned by src/cuda; NULL unless options.cuda */
     void *scratch;      /* capacity.scratch_size bytes, contents undefined between builds */
     int64_t *slot_load; /* [num_sms * resident_ctas], for ekv_plan_info_get */
 };

@@ -9,7 +9,12 @@
     X(ekv_planner_flashinfer_cuda_core)       \
     X(ekv_planner_flashinfer_tensor_core)     \
     X(ekv_planner_flashinfer_batch_attention) \
-    X(ekv_planner_flashinfer_xqa)
+    X(ekv_planner_flashinfer_xqa)             \
+    X(ekv_planner_fa3)                        \
+    X(ekv_planner_fa3_nosplit)                \
+    X(ekv_planner_fa3_vllm)                   \
+    X(ekv_planner_even)                       \
+    X(ekv_planner_even_invariant)
 
 #define EKV_PLANNER_DECLARE(object) extern const ekv_planner object;
 EKV_PLANNERS(EKV_PLANNER_DECLARE)

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * even: what does CTA i do, as a pure function of i and of prefix sums over the requests, for host and device.
+ *
+ * The work is one line: the requests in order, and of each request its head groups (the heads_per_tile KV heads
+ * that one CTA reads together).  A *pair* (request, head group) is a row of blocks of block_tokens tokens; its first
+ * block also carries request_cost, and an empty request is one block of request_cost alone.  The line is cut into
+ * num_ctas equal shares, share i from floor(i * total / num_ctas) on, and
+ *
+ *     a block belongs to the CTA whose share contains the block's last unit
+ *
+ * (a block without cost to the CTA of the unit before it).  A block is the smallest thing that can move, and its
+ * cost is at most block_tokens + request_cost.  Of a CTA's blocks only the first can begin before its share, so no
+ * CTA costs more than the mean plus that, and the order of the requests moves the largest cost by no more.  Within
+ * its share a CTA meets at most two cut pairs: the one it continues and the one it leaves unfinished.
+ *
+ * Partial slots are numbered without a count over the CTAs, in units of heads_per_tile slots:
+ *  total >= num_ctas * block_tokens: a share is at least a block long, so between two adjacent blocks of a pair,
+ *      whose last units are a block apart, there is at most one cut: every CTA from a pair's first to its last owns a
+ *      piece.  The piece that continues a pair gets unit cta, the piece that begins one gets unit num_ctas + cta.
+ *  total < num_ctas * block_tokens: a share is at most a block long, so there is a cut between any two adjacent
+ *      blocks of a pair: every block is a piece.  The piece at coordinate y gets unit floor(y / block_tokens), where
+ *      y is its begin, after request_cost for the first of a pair: two pieces are at least a block apart.
+ * Either way the units of a pair's pieces from the second on are consecutive, as ekv_merge wants them, and less than
+ * 2 * num_ctas. */
+#ifndef EVENKV_PLAN_EVEN_RULE_H
+#define EVENKV_PLAN_EVEN_RULE_H
+
+#include "plan/record.h"
+
+typedef struct ekv_even_line {
+    const int64_t *cost;   /* [batch_size + 1]: what one head group of the requests before b costs */
+    const int32_t *kv_len; /* [batch_size] */
+    int64_t total;         /* groups * cost[batch_size]; total * num_ctas must fit int64 */
+    int32_t batch_size;
+    int32_t groups; /* head groups */
+    int32_t heads_per_tile;
+    int32_t num_ctas;
+    int32_t block_tokens; /* of even-invariant: tokens of a chunk */
+    int32_t request_cost; /* of even-invariant: of each chunk */
+} ekv_even_line;
+
+/* A place on the line where a piece begins; {batch_size, 0, 0} is its end. */
+typedef struct ekv_even_place {
+    int32_t request;
+    int32_t group;
+    int32_t token;
+} ekv_even_place;
+
+EKV_INLINE EKV_HD int64_t ekv_even_cost(int32_t kv_len, int32_t block_tokens, int32_t request_cost)
+{
+    uint32_t blocks = ((uint32_t)kv_len + (uint32_t)block_tokens - 1u) / (uint32_t)block_tokens;
+    return (int64_t)blocks * block_tokens + request_cost;
+}
+
+/* ---- The line ---------------------------------------------------------------------------------------- */
+
+/* First coordinate of the share of CTA i, 0 <= i <= num_ctas. */
+EKV_INLINE EKV_HD int64_t ekv_even_share(const ekv_even_line *line, int32_t i)
+{
+    return i * line->total / line->num_ctas;
+}
+
+/* The CTA whose share contains unit z - 1.  floor(i * total / n) < z is i * total < z * n, so it is the last i with
+ * i <= (z * n - 1) / total. */
+EKV_INLINE EKV_HD int32_t ekv_even_owner(const ekv_even_line *line, int64_t z)
+{
+    return z > 0 ? (int32_t)((z * line->num_ctas - 1) / line->total) : 0;
+}
+
+/* The request that coordinate x < total lies in: the first that ends behind it.  Requests without cost contain no
+ * coordinate. */
+EKV_INLINE EKV_HD int32_t ekv_even_request(const ekv_even_line *line, int64_t x)
+{
+    int32_t low = 0, high = line->batch_size - 1;
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (line->groups * line->cost[middle + 1] > x)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+EKV_INLINE EKV_HD int ekv_even_before(ekv_even_place a, ekv_even_place b)
+{
+    if (a.request != b.request)
+        return a.request < b.request;
+    return a.group != b.group ? a.group < b.group : a.token < b.token;
+}
+
+EKV_INLINE EKV_HD ekv_even_place ekv_even_next_pair(const ekv_even_line *line, ekv_even_place at)
+{
+    ekv_even_place next = { at.request, at.group + 1, 0 };
+    if (next.group == line->groups) {
+        next.request++;
+        next.group = 0;
+    }
+    return next;
+}
+
+/* ---- CTAs -------------------------------------------------------------------------------------------- */
+
+/* Where the CTA begins whose share begins at x, a coordinate of `request`: at the block that contains x. */
+EKV_INLINE EKV_HD ekv_even_place ekv_even_locate(const ekv_even_line *line, int32_t request, int64_t x)
+{
+    const int64_t pair = line->cost[request + 1] - line->cost[request];
+    const int64_t offset = x - line->groups * line->cost[request];
+    const int64_t group = offset / pair, tokens = offset - group * pair - line->request_cost;
+    ekv_even_place at = { request, (int32_t)group, 0 };
+    if (tokens > 0)
+        at.token = (int32_t)(tokens / line->block_tokens * line->block_tokens);
+    return at;
+}
+
+/* Where CTA i begins and CTA i - 1 ends, 0 <= i <= num_ctas. */
+EKV_INLINE EKV_HD ekv_even_place ekv_even_begin(const ekv_even_line *line, int32_t i)
+{
+    ekv_even_place first = { 0, 0, 0 }, end = { line->batch_size, 0, 0 };
+    if (i == 0)
+        return first;
+    const int64_t x = ekv_even_share(line, i);
+    return x < line->total ? ekv_even_locate(line, ekv_even_request(line, x), x) : end;
+}
+
+/* ---- Pieces ------------------------------------------------------------------------------------------ */
+
+/* How the pair of `at` is merged, and the CTA of its first piece. */
+EKV_INLINE EKV_HD ekv_merge ekv_even_merge(const ekv_even_line *line, ekv_even_place at, int32_t *first_cta)
+{
+    const int64_t pair = line->cost[at.request + 1] - line->cost[at.request];
+    const int64_t begin = line->groups * line->cost[at.request] + at.group * pair, end = begin + pair;
+    const int32_t first = ekv_even_owner(line, ekv_min(begin + line->request_cost + line->block_tokens, end));
+    const int32_t heads = line->heads_per_tile;
+    ekv_merge merge = { at.request, 0, 0, 0, 0, heads, (uint16_t)(at.group * heads), (uint16_t)heads, 0 };
+    if (line->total >= (int64_t)line->num_ctas * line->block_tokens) {
+        merge.num_splits = ekv_even_owner(line, end) - first + 1;
+        merge.slot_first = (line->num_ctas + first) * heads;
+        merge.slot_next = (first + 1) * heads;
+    } else {
+        const int32_t unit = (int32_t)((begin + line->request_cost) / line->block_tokens);
+        merge.num_splits = (int32_t)ekv_max((pair - line->request_cost) / line->block_tokens, 1);
+        merge.slot_first = unit * heads;
+        merge.slot_next = (unit + 1) * heads;
+    }
+    *first_cta = first;
+    return merge;
+}
+
+/* The piece of CTA `cta` that begins at `at`; `end` is where the CTA ends, and at is before it. */
+EKV_INLINE EKV_HD ekv_tile ekv_even_tile(const ekv_even_line *line, int32_t cta, ekv_even_place at, ekv_even_place end)
+{
+    const int32_t kv_len = line->kv_len[at.request], heads = line->heads_per_tile;
+    const int unfinished = at.request == end.request && at.group == end.group;
+    ekv_tile tile = { at.request, 0, 0, at.token, kv_len, -1, (uint16_t)(at.group * heads), (uint16_t)heads, 0 };
+    if (unfinished)
+        tile.kv_end = end.token;
+    if (unfinished || at.token > 0) {
+        int32_t first;
+        const ekv_merge merge = ekv_even_merge(line, at, &first);
+        const int dense = line->total >= (int64_t)line->num_ctas * line->block_tokens;
+        if (at.token > 0)
+            tile.split = dense ? cta - first : at.token / line->block_tokens;
+        tile.slot = (int32_t)ekv_merge_slot(&merge, tile.split);
+        tile.flags = EKV_TILE_PARTIAL;
+    }
+    return tile;
+}
+
+#endif

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * even-invariant: requests are cut at multiples of their own tokens only, so that an output does not depend on the
+ * rest of the batch; the chunks are shared out as evenly as they allow.  The rule is in even_invariant_rule.h. */
+#include "plan/even_invariant_rule.h"
+#include "plan/planner_even.h"
+
+#include "base/status.h"
+
+#include <inttypes.h>
+
+/* Of a chunk, by default: its partial results in float32 are then G / 256 of its bytes in 16-bit KV (3 % at 8 query
+ * heads a KV head), while a share of an H200's 264 is several chunks long from some 300,000 tokens on. */
+enum { CHUNK_TOKENS = 256 };
+
+/* Room, of one head group, for the chunks that are partial.  A request of length L > S has ceil(L / S) <=
+ * floor((L - 1) / S) + 1 of them and there are at most total / S such requests: together at most
+ * total / S + min(total / S, batch_size). */
+static int64_t partial_capacity(const ekv_plan *plan)
+{
+    const int64_t largest = (int64_t)1 << 40; /* the largest sum of lengths that a plan accepts */
+    int64_t total = plan->options.max_total_tokens;
+    if (!total) {
+        for (int32_t b = 0; b < plan->batch.batch_size; b++)
+            total += plan->batch.kv_len[b];
+        total *= 2;
+    }
+    const int64_t chunks = ekv_min(total, largest) / plan->options.chunk_tokens;
+    return chunks + ekv_min(chunks, plan->batch.batch_size);
+}
+
+static ekv_status even_invariant_capacity(ekv_plan *plan, ekv_plan_capacity *capacity)
+{
+    if (!plan->options.chunk_tokens)
+        plan->options.chunk_tokens = CHUNK_TOKENS;
+    ekv_even_resolve(plan);
+    plan->block_tokens = plan->options.chunk_tokens;
+
+    const int64_t groups = plan->heads / plan->options.heads_per_tile, partial = partial_capacity(plan);
+    capacity->tiles = (partial + plan->batch.batch_size) * groups;
+    capacity->merges = ekv_min(partial / 2, plan->batch.batch_size) * groups;
+    capacity->slots = partial * plan->heads;
+    capacity->ctas = (int64_t)plan->num_sms * plan->resident_ctas;
+    capacity->scratch_size = ((size_t)plan->batch.batch_size + 1) * (sizeof(int64_t) + sizeof(int32_t));
+    return EKV_OK;
+}
+
+static ekv_status even_invariant_fits(const ekv_plan *plan, const int32_t *kv_len, int32_t batch_size)
+{
+    int64_t tokens = 0, partial = 0;
+    for (int32_t b = 0; b < batch_size; b++) {
+        const int32_t chunks = ekv_even_num_chunks(kv_len[b], plan->block_tokens);
+        tokens += kv_len[b];
+        partial += chunks > 1 ? chunks : 0;
+    }
+    const int64_t room = plan->capacity.slots / plan->heads;
+    if (partial > room)
+        return ekv_fail(EKV_ERROR_CAPACITY,
+                        "kv_len needs %" PRId64 " partial chunks of %d tokens; the plan has room for %" PRId64
+                        " (max_total_tokens)",
+                        partial, plan->block_tokens, room);
+    return ekv_even_fit_line(plan, tokens + (partial + batch_size) * plan->options.request_cost);
+}
+
+static void add_chunks(ekv_plan *plan, const ekv_even_chunks *chunks, ekv_even_place at, ekv_even_place end)
+{
+    for (; ekv_even_before(at, end); at = ekv_even_chunk_next(&chunks->line, at)) {
+        ekv_tile tile = ekv_even_chunk_tile(chunks, at);
+        ekv_plan_add_tile(plan, tile);
+        if (tile.flags & EKV_TILE_PARTIAL && tile.split == 0)
+            ekv_even_add_merge(plan, ekv_even_chunk_merge(chunks, at));
+    }
+}
+
+static void even_invariant_build(ekv_plan *plan)
+{
+    int64_t *cost = plan->scratch;
+    int32_t *partial = (int32_t *)(cost + plan->batch.batch_size + 1);
+    ekv_even_chunks chunks = { ekv_even_start(plan, cost), partial };
+    ekv_even_line *line = &chunks.line;
+    cost[0] = partial[0] = 0;
+    for (int32_t b = 0; b < line->batch_size; b++) {
+        const int32_t n = ekv_even_num_chunks(line->kv_len[b], line->block_tokens);
+        cost[b + 1] = cost[b] + ekv_even_chunks_cost(line->kv_len[b], n, line->request_cost);
+        partial[b + 1] = partial[b] + (n > 1 ? n : 0);
+    }
+    line->total = line->groups * cost[line->batch_size];
+
+    ekv_even_place at = { 0, 0, 0 };
+    int32_t request = 0;
+    for (int32_t cta = 0; cta < line->num_ctas; cta++) {
+        ekv_even_place end = { line->batch_size, 0, 0 };
+        const int64_t x = ekv_even_share(line, cta + 1);
+        if (ekv_even_advance(line, x, &request))
+            end = ekv_even_chunk_locate(&chunks, request, x);
+        plan->cta_begin[cta] = plan->num_tiles;
+        add_chunks(plan, &chunks, at, end);
+        at = end;
+    }
+    plan->cta_begin[line->num_ctas] = plan->num_tiles;
+    plan->max_work_items = plan->num_work_items;
+    plan->kv_chunk_tokens = line->block_tokens;
+    plan->num_slots = (int64_t)partial[line->batch_size] * plan->heads;
+}
+
+const ekv_planner ekv_planner_even_invariant = {
+    .name = "even-invariant",
+    .summary = "as even, but requests are cut at multiples of their own tokens: outputs do not depend on the batch",
+    .capacity = even_invariant_capacity,
+    .fits = even_invariant_fits,
+    .build = even_invariant_build,
+};
