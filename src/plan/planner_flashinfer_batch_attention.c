@@ -181,7 +181,7 @@ static void place(ekv_plan *plan, const scratch *s)
 
 static void batch_attention_build(ekv_plan *plan)
 {
-    scratch s;
+    scratch s = { 0 };
     lay_out(plan, plan->scratch, &s);
     plan->kv_chunk_tokens = chunk_limit(plan, plan->kv_len, plan->batch.batch_size);
     for (int32_t b = 0; b < plan->batch.batch_size; b++) {
