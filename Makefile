@@ -17,7 +17,7 @@ build:
 
 # What the planners do with batches drawn from a real trace, executed and checked on this CPU.
 demo: build
-	@scripts/demo build/release/evenkv
+	build/release/evenkv demo
 
 # Every test.
 check:
@@ -57,14 +57,14 @@ property:
 	@scripts/install-deps check
 	cmake --preset release
 	cmake --build --preset release --parallel $(JOBS) --target test_plan_properties
-	EVENKV_PROPERTY_BATCHES=$(PROPERTY_BATCHES) build/release/test_plan_properties
+	EKV_PROPERTY_BATCHES=$(PROPERTY_BATCHES) build/release/test_plan_properties
 
 # clang-tidy, which also has to see the tests: configured by make check.
 tidy:
 	git ls-files 'src/*.c' 'tools/*.c' | xargs -P $(JOBS) -n 4 clang-tidy --quiet -p build/release
 
 format:
-	find include src tools tests bench examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format -i
+	find include src tools tests fuzz examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format -i
 
 clean:
 	rm -rf build

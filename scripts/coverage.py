@@ -16,8 +16,8 @@ def main():
     build = pathlib.Path(sys.argv[1]).resolve()
     lines = collections.defaultdict(dict)  # file -> line -> executed
     for data in sorted(build.rglob("*.gcda")):
-        run = subprocess.run(["gcov", "--json-format", "--stdout", str(data)], cwd=build, capture_output=True, text=True,
-                             check=True)
+        run = subprocess.run(["gcov", "--json-format", "--stdout", str(data)], cwd=build, check=True,
+                             capture_output=True, text=True)
         for text in run.stdout.splitlines():
             for file in json.loads(text)["files"]:
                 path = (build / file["file"]).resolve()
@@ -32,8 +32,8 @@ def main():
     for name in sorted(lines):
         covered = sum(lines[name].values())
         missed = [str(number) for number, executed in sorted(lines[name].items()) if not executed]
-        print(f"{covered / len(lines[name]):7.1%}  {name}  {'not: ' + ' '.join(missed[:12]) if missed else ''}".rstrip(),
-              "..." if len(missed) > 12 else "")
+        shown = "  not: " + " ".join(missed[:12]) if missed else ""
+        print(f"{covered / len(lines[name]):7.1%}  {name}{shown}{' ...' if len(missed) > 12 else ''}")
         total, hit = total + len(lines[name]), hit + covered
     if not total:
         print("coverage: no .gcda files; run make coverage", file=sys.stderr)

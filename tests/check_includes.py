@@ -22,6 +22,7 @@ ALLOWED = {
     "src/trace": {"base", "plan", "trace"},
     "src/api": {"base", "plan", "cpu", "cuda", "sim", "api"},
     "tools": {"base", "plan", "cpu", "cuda", "sim", "trace", "api"},
+    "fuzz": {"base", "plan", "cpu", "cuda", "sim", "trace", "api"},
     "bench": {"base", "plan", "cpu", "cuda", "sim", "trace", "api"},
     "tests": {"base", "plan", "cpu", "cuda", "sim", "trace", "api"},
 }
@@ -58,7 +59,7 @@ def breach(path, quote, name):
 
 def main():
     breaches = files = 0
-    for top in ("include", "src", "tools", "bench", "tests", "examples"):
+    for top in ("include", "src", "tools", "bench", "fuzz", "tests", "examples"):
         for path in sorted((ROOT / top).rglob("*")):
             if path.suffix not in (".c", ".h", ".cu", ".cuh", ".cpp"):
                 continue

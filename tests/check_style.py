@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TOP = ("include", "src", "tools", "bench", "tests", "fuzz", "examples", "python", "scripts", "cmake", "docs", ".ci")
+TOP = ("include", "src", "tools", "bench", "fuzz", "tests", "fuzz", "examples", "python", "scripts", "cmake", "docs", ".ci")
 C_SUFFIXES = (".c", ".h", ".cu", ".cuh", ".cpp")
 CODE_SUFFIXES = C_SUFFIXES + (".py", ".sh", ".cmake")
 DATA_FOLDERS = ("data", "corpus")
@@ -55,7 +55,7 @@ def check_text(path, text):
         yield "has carriage returns"
     if text and not text.endswith("\n"):
         yield "does not end with a newline"
-    if path.stem in ("utils", "util", "helpers", "misc", "common"):
+    if path.stem in ("utils", "util", "helpers", "misc"):
         yield "a file is named after what is in it"
     for number, line in enumerate(lines, 1):
         if line != line.rstrip() and path.suffix != ".md":
