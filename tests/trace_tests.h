@@ -42,9 +42,10 @@ static inline void write_temporary(const void *bytes, size_t size, temporary_pat
     assert_int_equal(fclose(file), 0);
 }
 
-/* Fails when `left` has counted down to 0; negative: never.  `live` counts blocks. */
 typedef struct failing_allocator {
-    int64_t left, live;
+    int64_t left;  /* allocations that still succeed; negative: all */
+    int64_t live;  /* blocks that are not freed yet */
+    int64_t bytes; /* ever given out */
 } failing_allocator;
 
 static inline void *failing_alloc(size_t size, void *user)
@@ -54,6 +55,7 @@ static inline void *failing_alloc(size_t size, void *user)
         return NULL;
     allocator->left -= allocator->left > 0;
     allocator->live++;
+    allocator->bytes += (int64_t)size;
     return malloc(size);
 }
 
@@ -66,7 +68,7 @@ static inline void failing_free(void *pointer, void *user)
 
 static inline ekv_context *failing_context(failing_allocator *allocator)
 {
-    *allocator = (failing_allocator){ -1, 0 };
+    *allocator = (failing_allocator){ -1, 0, 0 };
     ekv_context_options options = EKV_CONTEXT_OPTIONS_INIT;
     options.alloc = failing_alloc;
     options.free = failing_free;

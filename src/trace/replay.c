@@ -24,6 +24,7 @@ struct ekv_replay {
 
     ekv_trace_row waiting; /* first in the queue; the others are still in the source */
     bool has_waiting, source_ended;
+    bool draining; /* the last request was in an earlier step */
 
     double now;          /* start of the next step; of the current one while in_step */
     double step_seconds; /* of the current step */
@@ -101,6 +102,7 @@ static void finish_step(ekv_replay *replay)
     replay->batch_size = kept;
     replay->now += replay->step_seconds;
     replay->in_step = false;
+    replay->draining = replay->source_ended && !replay->has_waiting;
 }
 
 /* Brings the next request that has a decode step to the head of the queue, where one is left. */
@@ -221,7 +223,8 @@ ekv_status ekv_replay_next(ekv_replay *replay, ekv_replay_step *step, bool *end)
                              .start = replay->now,
                              .kv_len = replay->kv_len,
                              .batch_size = replay->batch_size,
-                             .total_tokens = replay->total_tokens };
+                             .total_tokens = replay->total_tokens,
+                             .draining = replay->draining };
     if ((status = time_step(replay, &next)))
         return status;
     replay->step_seconds = next.seconds;
@@ -249,7 +252,7 @@ static ekv_status sample(ekv_replay *replay, int64_t samples, uint64_t seed, ekv
         ekv_status status = ekv_replay_next(replay, &step, &end);
         if (status)
             return status;
-        if (end)
+        if (end || step.draining)
             break;
         /* Vitter's algorithm R: step number `seen` is kept with probability samples / (seen + 1). */
         int64_t place = seen < samples ? seen : ekv_rng_below(&rng, seen + 1);
@@ -262,8 +265,9 @@ static ekv_status sample(ekv_replay *replay, int64_t samples, uint64_t seed, ekv
     }
     if (list->count < samples)
         return ekv_fail(EKV_ERROR_CAPACITY,
-                        "the trace gives %" PRId64 " decode steps; %" PRId64 " samples are too many", list->count,
-                        samples);
+                        "the trace gives %" PRId64 " decode steps up to its last request; %" PRId64
+                        " samples are too many",
+                        list->count, samples);
     qsort(list->batches, (size_t)list->count, sizeof *list->batches, by_index);
     return EKV_OK;
 }

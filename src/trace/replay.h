@@ -29,6 +29,7 @@ typedef struct ekv_replay_step {
     const int32_t *kv_len; /* [batch_size], in order of admission; owned by the replay, valid until its next call */
     int32_t batch_size;    /* >= 1 */
     int64_t total_tokens;  /* sum of kv_len */
+    bool draining;         /* the last request came in an earlier step: from here on the batch only shrinks */
 } ekv_replay_step;
 
 typedef struct ekv_replay_options {
@@ -77,9 +78,10 @@ typedef struct ekv_replay_counts {
 } ekv_replay_counts;
 void ekv_replay_counts_get(const ekv_replay *replay, ekv_replay_counts *counts);
 
-/* Runs the rest of the replay and draws `samples` of its steps, each step equally likely and none twice
- * (reservoir sampling, seeded, the same on every machine).  *list holds them in the order of their steps.
- * Errors: those of ekv_replay_next, INVALID_ARGUMENT (samples < 1), CAPACITY (fewer steps than samples). */
+/* Replays up to the first draining step and draws `samples` of the steps before it, each equally likely and none
+ * twice (reservoir sampling, seeded, the same on every machine).  Draining steps are left out because they show
+ * where the recording was cut, not what a server does.  *list holds the batches in the order of their steps.
+ * Errors: those of ekv_replay_next, INVALID_ARGUMENT (samples < 1), CAPACITY (fewer such steps than samples). */
 ekv_status ekv_replay_sample(ekv_replay *replay, int64_t samples, uint64_t seed, ekv_lengths_list **list);
 
 /* What `--trace PATH --sample SAMPLES --seed SEED` means: open, replay, sample. */
