@@ -3,7 +3,8 @@
 """Checks that the documents are true as far as a program can: of every Markdown file,
   ```sh    runs, from the root of a scratch copy of the tree in which build/release is the build under test;
   ```text  after the comment `<!-- output -->` is what the sh block before it prints to stdout; `...` stands for any
-           text within a line, and alone on a line for any lines;
+           text within a line, and alone on a line for any lines; runs of spaces may differ in length;
+           after `<!-- output, numbers vary -->` any number stands for any number;
   ```c     compiles after #include <evenkv/evenkv.h>, as it stands or as the body of a function that has the
            variables of FRAGMENT below;
   ```json  parses, as one value or as one a line;
@@ -13,6 +14,7 @@
 import argparse
 import csv
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -23,6 +25,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXEMPT = re.compile(r"<!-- not (run|compiled|parsed): \S.*-->")
 OUTPUT = "<!-- output -->"
+OUTPUT_NUMBERS_VARY = "<!-- output, numbers vary -->"
 BLOCK_SECONDS = 120
 FRAGMENT = """
 ekv_status fragment(ekv_context *context, ekv_batch batch, ekv_device device, ekv_plan *plan, ekv_tensors tensors,
@@ -81,17 +84,20 @@ def scratch_copy(folder, build):
 def run_shell(block, tree):
     """(stdout, what is wrong or None)"""
     run = subprocess.run(["sh", "-euc", block.text], cwd=tree, stdin=subprocess.DEVNULL, capture_output=True,
-                         text=True, timeout=BLOCK_SECONDS)
+                         text=True, timeout=BLOCK_SECONDS, env=os.environ | {"EKV_NUM_THREADS": "2"})
     return run.stdout, f"exit status {run.returncode}: {run.stderr.strip()}" if run.returncode else None
 
 
-def matches(expected, output):
+def matches(expected, output, numbers_vary):
     lines = []
     for line in expected.splitlines():
         if line.strip() == "...":
             lines.append(r"(?:[^\n]*\n)*?")
         else:
-            lines.append(re.escape(line.rstrip()).replace(r"\.\.\.", r"[^\n]*?") + r"[ ]*\n")
+            text = re.escape(line.rstrip()).replace(r"\.\.\.", r"[^\n]*?")
+            if numbers_vary:
+                text = re.sub(r"(?<!\w)\d+(\\\.\d+)?(e(\\-|\\\+)\d+)?", r"[-+.\\de]+", text)
+            lines.append(re.sub(r"(\\ ){2,}", r"[ ]+", text) + r"[ ]*\n")
     return re.fullmatch("".join(lines), output if output.endswith("\n") else output + "\n")
 
 
@@ -167,9 +173,9 @@ def main():
             elif block.language == "sh":
                 kind = "run"
                 output, wrong = run_shell(block, tree)
-            elif block.language == "text" and block.mark == OUTPUT:
+            elif block.language == "text" and block.mark in (OUTPUT, OUTPUT_NUMBERS_VARY):
                 kind = "compared"
-                if output is None or not matches(block.text, output):
+                if output is None or not matches(block.text, output, block.mark == OUTPUT_NUMBERS_VARY):
                     wrong = f"not the output of the sh block before it, which is:\n{output}"
             elif block.language == "c":
                 kind, wrong = "compiled", compile_c(block, args.cc)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TOP = ("include", "src", "tools", "bench", "fuzz", "tests", "fuzz", "examples", "python", "scripts", "cmake", "docs", ".ci")
+TOP = ("include", "src", "tools", "bench", "tests", "fuzz", "examples", "python", "scripts", "cmake", "docs", ".ci")
 C_SUFFIXES = (".c", ".h", ".cu", ".cuh", ".cpp")
 CODE_SUFFIXES = C_SUFFIXES + (".py", ".sh", ".cmake")
 DATA_FOLDERS = ("data", "corpus")
