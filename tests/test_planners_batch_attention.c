@@ -38,6 +38,20 @@ static void batch_attention_deals_to_the_least_loaded(void **state)
     ekv_plan_free(plan);
 }
 
+/* Two workers: 60 tokens cost 92, three times 10 cost 126, so the next goes to the former. */
+static void batch_attention_counts_a_constant_a_work(void **state)
+{
+    (void)state;
+    const int32_t kv_len[] = { 60, 10, 10, 10, 7 };
+    setup s = hopper(1, 8, 1);
+    ekv_plan *plan = make_plan(&s, BATCH_ATTENTION, kv_len, 5);
+    assert_sound(plan);
+    assert_int_equal(plan->cta_begin[1], 2);
+    assert_tile(plan, 0, tile(0, 0, 0, 60, -1, 0));
+    assert_tile(plan, 1, tile(4, 0, 0, 7, -1, 0));
+    ekv_plan_free(plan);
+}
+
 static void batch_attention_limits(void **state)
 {
     (void)state;
@@ -109,6 +123,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(batch_attention_deals_to_the_least_loaded),
+        cmocka_unit_test(batch_attention_counts_a_constant_a_work),
         cmocka_unit_test(batch_attention_limits),
         cmocka_unit_test(batch_attention_refuses_too_many_works),
         cmocka_unit_test(batch_attention_is_balanced),
