@@ -99,7 +99,9 @@ typedef struct ekv_context_options {
     void *log_user;
     /* Threads of the CPU backend, the caller included, 1..1024.  0: EKV_NUM_THREADS, else all online CPUs. */
     int32_t num_threads;
-    /* CUDA device of the CUDA backend.  -1: that of the context current in the creating thread, else 0. */
+    /* CUDA device of the CUDA backend.  -1: that of the context current in the creating thread, else 0.  -2: none,
+     * which saves the start of a GPU.  The CUDA context is the current one if it is on that device, else the
+     * device's primary one, which the context then retains. */
     int32_t cuda_device;
 } ekv_context_options;
 #define EKV_CONTEXT_OPTIONS_INIT                          \
@@ -209,10 +211,11 @@ typedef struct ekv_plan_options {
     ekv_dispatch dispatch;    /* run the planner's tiles under another dispatch */
     int64_t max_total_tokens; /* even-invariant: room for updates; 0: twice the batch's */
     int32_t on_device;        /* plan from lengths that live on the GPU; batch.kv_len are upper bounds */
+    int32_t cuda;             /* 1: for the CUDA backend too: the plan keeps copies on the device and in pinned memory */
 } ekv_plan_options;
 #define EKV_PLAN_OPTIONS_INIT                                                                  \
     {                                                                                          \
-        sizeof(ekv_plan_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0, EKV_DISPATCH_DEFAULT, 0, 0 \
+        sizeof(ekv_plan_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0, EKV_DISPATCH_DEFAULT, 0, 0, 0 \
     }
 
 #define EKV_TILE_PARTIAL 1u /* writes partial slots (slot + h for its h-th head); else writes O and LSE */
@@ -271,11 +274,20 @@ EKV_API const char *ekv_planner_summary(const char *name);
 
 /* options: NULL for the defaults.  batch and device are copied.
  * Errors: NOT_FOUND (planner), INVALID_ARGUMENT, UNSUPPORTED (a shape whose rule nobody knows: names the
- * option that supplies it), OVERFLOW, OUT_OF_MEMORY. */
+ * option that supplies it), OVERFLOW, OUT_OF_MEMORY; with options.cuda also BACKEND_UNAVAILABLE and DRIVER. */
 EKV_API ekv_status ekv_plan_create(ekv_context *context, const char *planner, const ekv_batch *batch,
                                    const ekv_device *device, const ekv_plan_options *options, ekv_plan **plan);
 /* The same batch with other lengths.  kv_len: host, [batch_size]; batch_size: 1 to that of the creation.
- * No allocation.  On error the plan is as it was.  Errors: INVALID_ARGUMENT, OVERFLOW, CAPACITY. */
+ * No allocation.  On error the plan is as it was.  Errors: INVALID_ARGUMENT, OVERFLOW, CAPACITY, DRIVER.
+ *
+ * A plan for CUDA (options.cuda) has one copy of its records on the device.  ekv_decode enqueues the transfer on the
+ * first stream that uses the plan after an update, and lets other streams wait for it.  Two things follow.
+ *  - The first decode after an update must be ordered, by its stream or by an event, after earlier decodes of the
+ *    plan, as any work that writes what they read.
+ *  - A CUDA graph that captured a decode of the plan transfers the records at each replay, once a capture, so that a
+ *    replay computes with the lengths of the last update.  Replays of such graphs must be ordered among each other.
+ * The transfer reads pinned memory that the plan owns.  An update waits until the transfer that it would disturb is
+ * over: the last but one outside graphs, the last one of a replay.  Do not update while a stream is capturing. */
 EKV_API ekv_status ekv_plan_update(ekv_plan *plan, const int32_t *kv_len, int32_t batch_size);
 EKV_API void ekv_plan_free(ekv_plan *plan);
 

@@ -5,14 +5,13 @@
 
 ekv_status ekv_context_create(const ekv_context_options *options, ekv_context **context)
 {
-    ekv_context *created;
-    ekv_status status = context ? ekv_context_create_host(options, &created) : ekv_context_create_host(options, NULL);
-    if (status)
+    ekv_status status = ekv_context_create_host(options, context);
+    if (status || (*context)->options.cuda_device == -2)
         return status;
-    if (created->options.cuda_device != -2 && (status = ekv_cuda_attach(created))) {
-        ekv_context_free(created);
-        return status;
+    status = ekv_cuda_attach(*context);
+    if (status) {
+        ekv_context_free(*context);
+        *context = NULL;
     }
-    *context = created;
-    return EKV_OK;
+    return status;
 }

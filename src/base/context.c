@@ -68,7 +68,14 @@ static ekv_status resolve_threads(int32_t *num_threads)
     return *num_threads > 0 ? EKV_OK : ekv_default_threads(num_threads);
 }
 
-ekv_status ekv_context_create(const ekv_context_options *options, ekv_context **context)
+static ekv_status check_cuda_device(int32_t device)
+{
+    if (device < -2)
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "cuda_device is %d; it must be -2 or more", device);
+    return EKV_OK;
+}
+
+ekv_status ekv_context_create_host(const ekv_context_options *options, ekv_context **context)
 {
     if (!context)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "context is NULL");
@@ -83,8 +90,7 @@ ekv_status ekv_context_create(const ekv_context_options *options, ekv_context **
         resolved.alloc = default_alloc;
         resolved.free = default_free;
     }
-    status = resolve_threads(&resolved.num_threads);
-    if (status)
+    if ((status = check_cuda_device(resolved.cuda_device)) || (status = resolve_threads(&resolved.num_threads)))
         return status;
 
     ekv_context *created = resolved.alloc(sizeof *created, resolved.alloc_user);
@@ -96,7 +102,7 @@ ekv_status ekv_context_create(const ekv_context_options *options, ekv_context **
         ekv_release(created, created);
         return status;
     }
-    snprintf(created->cuda_missing, sizeof created->cuda_missing, "this library was built without CUDA");
+    snprintf(created->cuda_missing, sizeof created->cuda_missing, "the context was created without a GPU");
     *context = created;
     return EKV_OK;
 }

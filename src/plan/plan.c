@@ -133,6 +133,8 @@ static ekv_status check_options(const ekv_plan_options *options, const ekv_batch
     if (options->heads_per_tile && batch->kv_heads % options->heads_per_tile)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "heads_per_tile %d does not divide kv_heads %d",
                         options->heads_per_tile, batch->kv_heads);
+    if ((status = check_range(options->cuda, "cuda", 0, 1)))
+        return status;
     if (options->on_device)
         return ekv_fail(EKV_ERROR_UNSUPPORTED, "on_device: planning from lengths on the GPU is not built yet");
     return EKV_OK;
@@ -236,6 +238,9 @@ static ekv_status read_arguments(ekv_plan *plan, const ekv_batch *batch, const e
     plan->device.name[sizeof plan->device.name - 1] = 0;
     plan->group = plan->batch.q_heads / plan->batch.kv_heads;
     plan->num_sms = plan->device.num_sms - plan->options.sm_margin;
+    if (plan->options.cuda && !plan->context->plan_copies)
+        return ekv_fail(EKV_ERROR_BACKEND_UNAVAILABLE, "the CUDA backend is unavailable: %s",
+                        plan->context->cuda_missing);
     return EKV_OK;
 }
 
@@ -245,7 +250,7 @@ ekv_status ekv_plan_create(ekv_context *context, const char *planner, const ekv_
     if (!context || !planner || !plan)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s is NULL", !context ? "context" : !planner ? "planner" : "plan");
     ekv_plan draft = {
-        .context = context, .planner = ekv_planner_find(planner), .block_tokens = 1, .request_cost = -1
+        .context = context, .planner = ekv_planner_find(planner), .block_tokens = 1, .cut_tokens = 1, .request_cost = -1
     };
     if (!draft.planner)
         return ekv_fail(EKV_ERROR_NOT_FOUND, "no planner is called '%s'", planner);
@@ -276,6 +281,10 @@ ekv_status ekv_plan_create(ekv_context *context, const char *planner, const ekv_
     memcpy(created->kv_len, draft.batch.kv_len, (size_t)draft.max_batch_size * sizeof *created->kv_len);
     created->batch.kv_len = created->kv_len;
     build(created);
+    if (created->options.cuda && (status = context->plan_copies->create(created))) {
+        ekv_release(context, memory);
+        return status;
+    }
     *plan = created;
     return EKV_OK;
 }
@@ -288,18 +297,24 @@ ekv_status ekv_plan_update(ekv_plan *plan, const int32_t *kv_len, int32_t batch_
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "batch_size is %d; this plan takes 1..%d", batch_size,
                         plan->max_batch_size);
     ekv_status status;
-    if ((status = check_lengths(kv_len, batch_size)) || (status = check_fit(plan, kv_len, batch_size)))
+    if ((status = check_lengths(kv_len, batch_size)) || (status = check_fit(plan, kv_len, batch_size)) ||
+        (plan->cuda && (status = plan->context->plan_copies->begin_update(plan))))
         return status;
     memmove(plan->kv_len, kv_len, (size_t)batch_size * sizeof *kv_len);
     plan->batch.batch_size = batch_size;
     build(plan);
+    if (plan->cuda)
+        plan->context->plan_copies->end_update(plan);
     return EKV_OK;
 }
 
 void ekv_plan_free(ekv_plan *plan)
 {
-    if (plan)
-        ekv_release(plan->context, plan); /* the block begins with the plan */
+    if (!plan)
+        return;
+    if (plan->cuda)
+        plan->context->plan_copies->free(plan);
+    ekv_release(plan->context, plan); /* the block begins with the plan */
 }
 
 /* ---- Inspection -------------------------------------------------------------------------------------- */

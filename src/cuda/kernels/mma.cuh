@@ -11,8 +11,9 @@
  * S^T leaves the first product with a column (row of Q) in the threads that also hold that column of O^T, so
  * the online softmax rescales without any exchange; P^T becomes the B operand by transposing 8x8 matrices.
  *
- * Two iterators walk the CTA's tiles: the producer, which keeps every free stage of the ring in flight across
- * tile borders, and the consumer, stages later. */
+ * Three iterators walk the CTA's tiles: the scout, which fetches tile records and page-table rows in steps that
+ * never wait for memory; the producer, which keeps every free stage of the ring in flight across tile borders;
+ * and the consumer, stages later. */
 #ifndef EVENKV_CUDA_KERNELS_MMA_CUH
 #define EVENKV_CUDA_KERNELS_MMA_CUH
 
@@ -39,7 +40,8 @@ template <int D, int N> struct shape {
         COPIES = TOKENS * CHUNKS / 32, /* 16-byte copies of K that a lane issues for a stage */
         LANE_ROWS = 32 / CHUNKS,       /* rows that a warp copies at a time; 1 at D = 256 */
         ROW_TILES = N / 8,
-        D_TILES = D / 16
+        D_TILES = D / 16,
+        PREFETCH_Q = D * N <= 1024 /* else the registers do not suffice */
     };
 };
 
@@ -89,52 +91,139 @@ template <int D> EKV_DEVICE uint32_t swizzled(uint32_t base, int row, int chunk)
 
 /* ---- The warp's place in the CTA ----------------------------------------------------------------------- */
 
+/* What a warp keeps of a tile; 32 bytes in shared memory. */
+struct __align__(16) tile_entry
+{
+    int32_t request;
+    int32_t kv_begin;
+    int32_t kv_end;
+    int32_t slot;
+    uint32_t heads; /* head | head_count << 16 */
+    uint32_t flags;
+    const int32_t *pages; /* of the request */
+};
+
 struct place {
     int lane;
     int warp;
-    int head;   /* of the tile's heads */
-    int member; /* among the warps of the head */
-    int members;
-    uint32_t ring; /* shared address of the warp's first stage */
-    volatile unsigned long long *queue_ring;
+    int head;                                /* of the tile's heads */
+    int member;                              /* among the warps of the head */
+    int members;                             /* warps a head */
+    uint32_t ring;                           /* shared address of the warp's first stage */
+    tile_entry *entries;                     /* [EKV_MMA_TILE_RING], the warp's own */
+    volatile unsigned long long *queue_ring; /* [EKV_MMA_TILE_RING], the CTA's */
 };
 
-/* The sequence of the CTA's tiles: the n-th, END, or UNKNOWN where another warp has still to claim it. */
-struct tile_sequence {
-    int32_t first;
-    int32_t count; /* unknown under queue dispatch */
+/* ---- Scout --------------------------------------------------------------------------------------------- */
 
-    EKV_MEMBER tile_sequence(const ekv_kernel_params &p)
+/* The sequence of the CTA's tiles, and what is known of its next ones.  Each step takes three tiles on by one
+ * load each: the third one's record is stored, the second one's page-table row is asked for, the first one's
+ * record is asked for (under queue dispatch warp 0 claims its number one step earlier).  So a load has a whole
+ * step, one block's time, to arrive. */
+struct scout {
+    int32_t first, count; /* tile numbers first .. first + count - 1, then the queue's */
+    int32_t known;        /* records stored in w.entries */
+    int32_t rows_asked;   /* page-table rows asked for */
+    int32_t records_asked;
+    int32_t claims;   /* warp 0, queue: numbers asked for */
+    int32_t total;    /* tiles of the sequence; INT_MAX until its end is known */
+    uint32_t claim;   /* the latest number asked for */
+    int32_t tokens;   /* of the tiles whose records have arrived and that the producer has not begun */
+    ekv_tile asked;   /* the latest record asked for */
+    tile_entry found; /* the one whose page-table row was asked for */
+
+    EKV_MEMBER void start(const ekv_kernel_params &p)
     {
+        known = rows_asked = records_asked = tokens = 0;
+        claim = 0;
         first = (int32_t)blockIdx.x;
         count = first < __ldg(&p.header->num_tiles);
         if (p.dispatch == EKV_DISPATCH_RANGE) {
-            bool launched = first < __ldg(&p.header->num_ctas);
+            const bool launched = first < __ldg(&p.header->num_ctas);
             first = launched ? __ldg(p.cta_begin + blockIdx.x) : 0;
             count = launched ? __ldg(p.cta_begin + blockIdx.x + 1) - first : 0;
         }
+        claims = count;
+        total = p.dispatch == EKV_DISPATCH_QUEUE && count > 0 ? 0x7FFFFFFF : count;
     }
 
-    EKV_MEMBER int32_t at(const ekv_kernel_params &p, const place &w, int32_t n) const
+    /* Number of the n-th tile, END, or UNKNOWN where warp 0 has not published it yet. */
+    EKV_MEMBER int32_t number(const place &w, int32_t n) const
     {
         if (n < count)
             return first + n;
-        if (p.dispatch != EKV_DISPATCH_QUEUE || count == 0)
+        if (n >= total)
             return END;
-        unsigned long long entry = w.queue_ring[n % EKV_MMA_QUEUE_RING];
+        const unsigned long long entry = w.queue_ring[n % EKV_MMA_TILE_RING];
         return (int32_t)(entry >> 32) == n ? (int32_t)entry : UNKNOWN;
     }
 
-    /* Warp 0 only: takes the n-th tile from the queue for the whole CTA. */
-    EKV_MEMBER int32_t claim(const ekv_kernel_params &p, const place &w, int32_t n) const
+    EKV_MEMBER void claim_step(const ekv_kernel_params &p, const place &w, bool wanted)
     {
-        int32_t tile = 0;
-        if (w.lane == 0) {
-            uint32_t taken = atomicAdd(p.queue, 1u) + gridDim.x;
-            tile = taken < (uint32_t)__ldg(&p.header->num_tiles) ? (int32_t)taken : END;
-            w.queue_ring[n % EKV_MMA_QUEUE_RING] = (unsigned long long)(uint32_t)n << 32 | (uint32_t)tile;
+        if (claims > records_asked && claims > count) { /* asked for at the last step: publish */
+            const int32_t n = claims - 1;
+            if (w.lane == 0)
+                w.queue_ring[n % EKV_MMA_TILE_RING] =
+                    (unsigned long long)(uint32_t)n << 32 |
+                    (claim < (uint32_t)__ldg(&p.header->num_tiles) ? claim : (uint32_t)END);
+            __syncwarp();
+        } else if (wanted && claims < total) {
+            if (w.lane == 0)
+                claim = atomicAdd(p.queue, 1u) + gridDim.x;
+            claims++;
         }
-        return __shfl_sync(EKV_FULL_WARP, tile, 0);
+    }
+
+    /* next: the tile that the producer begins next; left: tokens of the one that it is in.  A queue's tiles are
+     * claimed when little else is left, so that they stay even; a range's records are fetched some tiles ahead. */
+    EKV_MEMBER void step(const ekv_kernel_params &p, const place &w, int32_t next, int32_t left, int32_t little)
+    {
+        if (rows_asked > known) {
+            if (w.lane == 0)
+                w.entries[known % EKV_MMA_TILE_RING] = found;
+            prefetch(p, w);
+            known++;
+            __syncwarp();
+        }
+        if (records_asked > rows_asked) {
+            found.request = asked.request;
+            found.kv_begin = asked.kv_begin;
+            found.kv_end = asked.kv_end;
+            found.slot = asked.slot;
+            found.heads = asked.head | (uint32_t)asked.head_count << 16;
+            found.flags = asked.flags;
+            found.pages = ekv_pages(p, asked.request);
+            tokens += asked.kv_end - asked.kv_begin;
+            rows_asked++;
+        }
+        const bool queue = p.dispatch == EKV_DISPATCH_QUEUE;
+        const bool wanted =
+            queue ? rows_asked == records_asked && left + tokens <= little && records_asked < next + EKV_MMA_LOOK_AHEAD
+                  : records_asked < next + EKV_MMA_LOOK_AHEAD;
+        if (queue && w.warp == 0)
+            claim_step(p, w, wanted);
+        if (wanted) {
+            const int32_t n = number(w, records_asked);
+            if (n == END) {
+                total = records_asked;
+            } else if (n != UNKNOWN) {
+                asked = ekv_load_tile(p.tiles, n);
+                records_asked++;
+            }
+        }
+    }
+
+    /* Brings the tile's Q and the first entries of its page table near. */
+    EKV_MEMBER void prefetch(const ekv_kernel_params &p, const place &w) const
+    {
+        const uint16_t *q = reinterpret_cast<const uint16_t *>(p.q) + found.request * p.q_stride_request;
+        const int32_t rows = p.query_heads_tiled ? 1 : p.group, lines = p.head_dim / 64; /* of 128 bytes, a row */
+        for (int32_t i = w.lane; i < rows * lines; i += 32)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(
+                q + ekv_query_head(p, (int32_t)(found.heads & 0xFFFF) + w.head, i / lines) * p.q_stride_head +
+                i % lines * 64));
+        if (w.lane == 0 && found.kv_end > found.kv_begin)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(found.pages + found.kv_begin / p.page_size));
     }
 };
 
@@ -148,20 +237,18 @@ template <int D, int N> struct producer {
     int32_t page, in_page; /* of the lane's token of that block (aligned: of its group of 16) */
     int32_t next;          /* in the sequence: the tile after this one */
     int32_t issued;        /* stages, all told */
-    bool finished;
 
     EKV_MEMBER void start()
     {
         token = end = next = issued = 0;
         page = in_page = 0;
-        finished = false;
         k = v = 0;
         pages = 0;
     }
 
     EKV_MEMBER void look_up(const ekv_kernel_params &p, const place &w)
     {
-        int32_t mine = p.pages_aligned ? token + w.lane * 16 : token + w.lane;
+        const int32_t mine = p.pages_aligned ? token + w.lane * 16 : token + w.lane;
         if (mine < end && w.lane < S::TOKENS) {
             page = __ldg(pages + mine / p.page_size);
             in_page = mine % p.page_size;
@@ -170,71 +257,95 @@ template <int D, int N> struct producer {
         }
     }
 
-    /* Moves to the next tile in which this warp has a block.  False: none is known yet, or none is left. */
-    EKV_MEMBER bool advance(const ekv_kernel_params &p, const place &w, const tile_sequence &tiles,
-                            int32_t consumed_tiles)
+    /* One step of the scout. */
+    EKV_MEMBER void look_ahead(const ekv_kernel_params &p, const place &w, scout &ahead) const
     {
-        while (!finished) {
-            int32_t index = tiles.at(p, w, next);
-            if (index == UNKNOWN && w.warp == 0 && next < consumed_tiles + EKV_MMA_QUEUE_RING / 2)
-                index = tiles.claim(p, w, next);
-            if (index == UNKNOWN)
-                return false;
-            if (index == END) {
-                finished = true;
-                return false;
+        ahead.step(p, w, next, end - token, 2 * STAGES * w.members * S::TOKENS);
+    }
+
+    /* Moves to the next tile in which this warp has a block.  False: none is known yet, or none is left.
+     * The warp's ring of tiles holds those from the consumer's on. */
+    EKV_MEMBER bool advance(const ekv_kernel_params &p, const place &w, scout &ahead, int32_t consumed_tiles)
+    {
+        while (next < ahead.total && next < consumed_tiles + EKV_MMA_TILE_RING / 2) {
+            if (next >= ahead.known) {
+                if (w.warp != 0 && ahead.records_asked == next && ahead.number(w, next) == UNKNOWN)
+                    return false; /* warp 0 has still to claim it */
+                look_ahead(p, w, ahead);
+                continue;
             }
+            const tile_entry tile = w.entries[next % EKV_MMA_TILE_RING];
             next++;
-            ekv_tile tile = ekv_load_tile(p.tiles, index);
+            ahead.tokens -= tile.kv_end - tile.kv_begin;
             token = tile.kv_begin + w.member * S::TOKENS;
             end = tile.kv_end;
-            if (token >= end)
+            if (token >= end) {
+                token = end;
                 continue;
-            int32_t kv_head = ekv_kv_head(p, tile.head + w.head);
+            }
+            const int32_t kv_head = ekv_kv_head(p, (int32_t)(tile.heads & 0xFFFF) + w.head);
             k = reinterpret_cast<const uint16_t *>(p.k) + kv_head * p.k_stride_head;
             v = reinterpret_cast<const uint16_t *>(p.v) + kv_head * p.v_stride_head;
-            pages = ekv_pages(p, tile.request);
+            pages = tile.pages;
             look_up(p, w);
             return true;
         }
         return false;
     }
 
-    EKV_MEMBER void copy_block(const ekv_kernel_params &p, const place &w)
+    /* 16 bytes of K and V for each of the lane's rows. */
+    EKV_MEMBER void copy_rows(const place &w, int i, const uint16_t *k_row, const uint16_t *v_row) const
     {
-        const int chunk = w.lane % S::CHUNKS, lane_row = w.lane / S::CHUNKS;
+        const int chunk = w.lane % S::CHUNKS, row = w.lane / S::CHUNKS + i * S::LANE_ROWS;
         const uint32_t k_stage = w.ring + (uint32_t)(issued % STAGES) * S::STAGE_BYTES;
-        const uint32_t v_stage = k_stage + S::K_BYTES;
+        const bool valid = token + row < end;
+        ekv_copy16(swizzled<D>(k_stage, row, chunk), valid ? k_row : k, valid);
+        ekv_copy16(swizzled<D>(k_stage + S::K_BYTES, row, chunk), valid ? v_row : v, valid);
+    }
+
+    EKV_MEMBER void copy_block(const ekv_kernel_params &p, const place &w) const
+    {
+        const int element = w.lane % S::CHUNKS * 8, lane_row = w.lane / S::CHUNKS;
+        if (p.pages_aligned) {
 #pragma unroll
-        for (int i = 0; i < S::COPIES; i++) {
-            const int row = lane_row + i * S::LANE_ROWS;
-            const int source = p.pages_aligned ? row / 16 : row;
-            const int64_t row_page = __shfl_sync(EKV_FULL_WARP, page, source);
-            int64_t row_token = __shfl_sync(EKV_FULL_WARP, in_page, source);
-            if (p.pages_aligned)
-                row_token += row % 16;
-            const bool valid = token + row < end;
-            const uint16_t *k_row = k + row_page * p.k_stride_page + row_token * p.k_stride_token + chunk * 8;
-            const uint16_t *v_row = v + row_page * p.v_stride_page + row_token * p.v_stride_token + chunk * 8;
-            ekv_copy16(swizzled<D>(k_stage, row, chunk), valid ? k_row : k, valid);
-            ekv_copy16(swizzled<D>(v_stage, row, chunk), valid ? v_row : v, valid);
+            for (int group = 0; group < S::TOKENS / 16; group++) {
+                const int64_t group_page = __shfl_sync(EKV_FULL_WARP, page, group);
+                const int64_t row0 = __shfl_sync(EKV_FULL_WARP, in_page, group) + lane_row;
+                const uint16_t *k_row = k + group_page * p.k_stride_page + row0 * p.k_stride_token + element;
+                const uint16_t *v_row = v + group_page * p.v_stride_page + row0 * p.v_stride_token + element;
+                const int64_t k_step = S::LANE_ROWS * p.k_stride_token, v_step = S::LANE_ROWS * p.v_stride_token;
+#pragma unroll
+                for (int i = 0; i < 16 / S::LANE_ROWS; i++)
+                    copy_rows(w, group * (16 / S::LANE_ROWS) + i, k_row + i * k_step, v_row + i * v_step);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < S::COPIES; i++) {
+                const int64_t row_page = __shfl_sync(EKV_FULL_WARP, page, lane_row + i * S::LANE_ROWS);
+                const int64_t row_token = __shfl_sync(EKV_FULL_WARP, in_page, lane_row + i * S::LANE_ROWS);
+                copy_rows(w, i, k + row_page * p.k_stride_page + row_token * p.k_stride_token + element,
+                          v + row_page * p.v_stride_page + row_token * p.v_stride_token + element);
+            }
         }
         ekv_copy_commit();
     }
 
     /* Starts the copies of one block.  False: no block is known yet, or none is left. */
-    EKV_MEMBER bool issue(const ekv_kernel_params &p, const place &w, const tile_sequence &tiles,
-                          int32_t consumed_tiles)
+    EKV_MEMBER bool issue(const ekv_kernel_params &p, const place &w, scout &ahead, int32_t consumed_tiles)
     {
-        if (token >= end && !advance(p, w, tiles, consumed_tiles))
+        if (token >= end && !advance(p, w, ahead, consumed_tiles))
             return false;
         copy_block(p, w);
         issued++;
         token += w.members * S::TOKENS;
-        if (token < end)
+        if (token < end) {
             look_up(p, w);
-        else
-            advance(p, w, tiles, consumed_tiles);
+        } else {
+            token = end;
+            if (next < ahead.known)
+                advance(p, w, ahead, consumed_tiles);
+        }
+        look_ahead(p, w, ahead);
         return true;
     }
 };
@@ -248,12 +359,14 @@ template <int D, int N, int BF16> struct consumer {
     float largest[S::ROW_TILES][2];          /* score of the row so far, the same in all lanes of a column */
     float sum[S::ROW_TILES][2];              /* of this lane's tokens */
 
-    EKV_MEMBER void load_q(const ekv_kernel_params &p, const place &w, int32_t request, int32_t head, int32_t rows)
+    static EKV_MEMBER void load_q(const ekv_kernel_params &p, const place &w, const tile_entry &tile,
+                                  uint32_t (&q)[S::ROW_TILES][S::D_TILES][2])
     {
+        const int32_t head = (int32_t)(tile.heads & 0xFFFF) + w.head, rows = p.query_heads_tiled ? 1 : p.group;
 #pragma unroll
         for (int r = 0; r < S::ROW_TILES; r++) {
             const int row = r * 8 + w.lane / 4;
-            const uint16_t *source = reinterpret_cast<const uint16_t *>(p.q) + request * p.q_stride_request +
+            const uint16_t *source = reinterpret_cast<const uint16_t *>(p.q) + tile.request * p.q_stride_request +
                                      ekv_query_head(p, head, row) * p.q_stride_head + (w.lane % 4) * 2;
 #pragma unroll
             for (int d = 0; d < S::D_TILES; d++)
@@ -262,6 +375,15 @@ template <int D, int N, int BF16> struct consumer {
                     q[r][d][half] =
                         row < rows ? __ldg(reinterpret_cast<const unsigned *>(source + d * 16 + half * 8)) : 0;
         }
+    }
+
+    EKV_MEMBER void take_q(const uint32_t (&from)[S::ROW_TILES][S::D_TILES][2])
+    {
+#pragma unroll
+        for (int r = 0; r < S::ROW_TILES; r++)
+#pragma unroll
+            for (int d = 0; d < S::D_TILES; d++)
+                q[r][d][0] = from[r][d][0], q[r][d][1] = from[r][d][1];
     }
 
     EKV_MEMBER void clear()
@@ -433,10 +555,14 @@ EKV_DEVICE void hand_over(const place &w, const exchange<D, N> &x, consumer<D, N
 
 /* Merges the results of the head's warps, in their order, and writes the tile's output or partial result. */
 template <int D, int N, int BF16>
-EKV_DEVICE void write_tile(const ekv_kernel_params &p, const place &w, const exchange<D, N> &x, const ekv_tile &tile,
-                           int32_t rows)
+EKV_DEVICE void write_tile(const ekv_kernel_params &p, const place &w, const exchange<D, N> &x, const tile_entry &tile)
 {
-    const int first_warp = w.head * w.members;
+    const int first_warp = w.head * w.members, rows = p.query_heads_tiled ? 1 : p.group;
+    ekv_tile written; /* what ekv_write_row reads of it */
+    written.request = tile.request;
+    written.slot = tile.slot;
+    written.head = (uint16_t)tile.heads;
+    written.flags = tile.flags;
     for (int item = w.member * 32 + w.lane; item < rows * (D / 8); item += w.members * 32) {
         const int row = item / (D / 8), d = item % (D / 8) * 8;
         float top = -INFINITY, total = 0, out[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
@@ -453,7 +579,7 @@ EKV_DEVICE void write_tile(const ekv_kernel_params &p, const place &w, const exc
             out[0] += weight * low.x, out[1] += weight * low.y, out[2] += weight * low.z, out[3] += weight * low.w;
             out[4] += weight * high.x, out[5] += weight * high.y, out[6] += weight * high.z, out[7] += weight * high.w;
         }
-        ekv_write_row<BF16>(p, tile, w.head, row, d, out, top, total);
+        ekv_write_row<BF16>(p, written, w.head, row, d, out, top, total);
     }
 }
 
@@ -470,7 +596,9 @@ template <int D, int N, int BF16> EKV_DEVICE void decode(const ekv_kernel_params
     x.rings = shared;
     place w;
     w.queue_ring = reinterpret_cast<volatile unsigned long long *>(shared + (size_t)warps * STAGES * S::STAGE_BYTES);
-    x.rows = reinterpret_cast<float2 *>(const_cast<unsigned long long *>(w.queue_ring) + EKV_MMA_QUEUE_RING);
+    tile_entry *entries =
+        reinterpret_cast<tile_entry *>(const_cast<unsigned long long *>(w.queue_ring) + EKV_MMA_TILE_RING);
+    x.rows = reinterpret_cast<float2 *>(entries + warps * EKV_MMA_TILE_RING);
     x.stage = reinterpret_cast<int32_t *>(x.rows + warps * N);
 
     w.lane = (int)(threadIdx.x % 32);
@@ -479,54 +607,59 @@ template <int D, int N, int BF16> EKV_DEVICE void decode(const ekv_kernel_params
     w.head = w.warp / w.members;
     w.member = w.warp % w.members;
     w.ring = ekv_shared_address(shared) + (uint32_t)(w.warp * STAGES * S::STAGE_BYTES);
+    w.entries = entries + w.warp * EKV_MMA_TILE_RING;
 
     if (p.dispatch == EKV_DISPATCH_QUEUE) {
-        if (threadIdx.x < EKV_MMA_QUEUE_RING)
+        if (threadIdx.x < EKV_MMA_TILE_RING)
             w.queue_ring[threadIdx.x] = ~0ull; /* no tile has that place */
         __syncthreads();
     }
 
-    const tile_sequence tiles(p);
+    scout ahead;
+    ahead.start(p);
     producer<D, N> source;
     source.start();
     consumer<D, N, BF16> sink;
     int32_t consumed = 0; /* stages */
-    while (source.issued < STAGES && source.issue(p, w, tiles, 0)) {
+    while (source.issued < STAGES && source.issue(p, w, ahead, 0)) {
     }
 
-    for (int32_t n = 0;; n++) {
-        /* The tile: warp 0 claims it while it tops up its ring; the others wait for that. */
-        int32_t index = tiles.at(p, w, n);
-        while (index == UNKNOWN) {
-            if (w.warp == 0)
-                source.advance(p, w, tiles, n);
-            index = tiles.at(p, w, n);
-        }
-        if (index == END)
+    bool q_loaded = false;
+    for (int32_t n = 0; n < ahead.total; n++) {
+        while (n >= ahead.known && n < ahead.total)
+            source.look_ahead(p, w, ahead);
+        if (n >= ahead.total)
             break;
         const int64_t start_ns = p.stamps ? ekv_global_ns() : 0;
-        const ekv_tile tile = ekv_load_tile(p.tiles, index);
-        const int32_t rows = p.query_heads_tiled ? 1 : p.group;
-        sink.load_q(p, w, tile.request, tile.head + w.head, rows);
+        const int32_t stamped = p.stamps ? ahead.number(w, n) : 0;
+        const tile_entry tile = w.entries[n % EKV_MMA_TILE_RING];
+        if (!q_loaded)
+            sink.load_q(p, w, tile, sink.q);
         sink.clear();
 
-        /* Its blocks. */
+        /* Its blocks.  The next tile's Q is under way meanwhile. */
         const int32_t step = w.members * S::TOKENS;
         int32_t token = tile.kv_begin + w.member * S::TOKENS;
         const bool any = token < tile.kv_end;
         int32_t stage = 0;
+        uint32_t next_q[S::ROW_TILES][S::D_TILES][2];
+        q_loaded = false;
         for (bool last = !any; !last; token += step) {
             while (source.issued == consumed)
-                source.issue(p, w, tiles, n);
+                source.issue(p, w, ahead, n);
+            last = token + step >= tile.kv_end;
+            if (S::PREFETCH_Q && !q_loaded && n + 1 < ahead.known) {
+                consumer<D, N, BF16>::load_q(p, w, w.entries[(n + 1) % EKV_MMA_TILE_RING], next_q);
+                q_loaded = true;
+            }
             ekv_copy_wait(source.issued - consumed - 1);
             __syncwarp();
             stage = consumed % STAGES;
             sink.block(p, w, w.ring + (uint32_t)stage * S::STAGE_BYTES, token, tile.kv_end);
             __syncwarp();
-            last = token + step >= tile.kv_end;
             if (!last) {
                 consumed++;
-                while (source.issued - consumed < STAGES && source.issue(p, w, tiles, n)) {
+                while (source.issued - consumed < STAGES && source.issue(p, w, ahead, n)) {
                 }
             }
         }
@@ -534,17 +667,19 @@ template <int D, int N, int BF16> EKV_DEVICE void decode(const ekv_kernel_params
         /* Its result, by way of the stage that was emptied last. */
         hand_over<D, N, BF16>(w, x, sink, stage, any);
         head_barrier(w);
-        write_tile<D, N, BF16>(p, w, x, tile, rows);
+        write_tile<D, N, BF16>(p, w, x, tile);
         head_barrier(w);
         if (any) {
             consumed++;
-            while (source.issued - consumed < STAGES && source.issue(p, w, tiles, n + 1)) {
+            while (source.issued - consumed < STAGES && source.issue(p, w, ahead, n + 1)) {
             }
         }
+        if (q_loaded)
+            sink.take_q(next_q);
         if (p.dispatch == EKV_DISPATCH_QUEUE)
-            __syncthreads(); /* keeps the warps within the ring of tile numbers */
+            __syncthreads(); /* keeps the warps within the rings of tiles */
         if (p.stamps && threadIdx.x == 0)
-            ekv_stamp_write(p.stamps, index, index, 1, start_ns);
+            ekv_stamp_write(p.stamps, stamped, stamped, 1, start_ns);
     }
 }
 

@@ -7,7 +7,8 @@
 
 enum {
     EKV_MMA_MAX_WARPS = 8,  /* 255 registers a thread x 256 threads fill the register file of an SM */
-    EKV_MMA_QUEUE_RING = 16 /* tile numbers that a CTA keeps under queue dispatch */
+    EKV_MMA_TILE_RING = 16, /* tiles that a warp has records of */
+    EKV_MMA_LOOK_AHEAD = 4  /* tiles whose records are fetched before they are needed */
 };
 
 /* Tokens that a warp loads, waits for and computes at a time.  8 KB of K and V, 16 KB at head_dim 256. */
@@ -28,11 +29,13 @@ EKV_INLINE EKV_HD int32_t ekv_mma_stages(int32_t sm_arch)
     return sm_arch >= 90 ? 3 : 2;
 }
 
-/* Dynamic shared memory of a CTA: the warps' rings, largest score and sum of each row and warp, the place of
- * each warp's result, the ring of tile numbers.  rows: 8 or 16, the n of the variant. */
+/* Dynamic shared memory of a CTA: the warps' rings of stages; the ring of tile numbers; for each warp its ring of
+ * tile records, the largest score and the sum of each row, and the place of its result.  rows: 8 or 16, the n of
+ * the variant. */
 EKV_INLINE EKV_HD int32_t ekv_mma_shared_bytes(int32_t head_dim, int32_t rows, int32_t warps, int32_t sm_arch)
 {
-    return warps * (ekv_mma_stages(sm_arch) * ekv_mma_stage_bytes(head_dim) + rows * 8 + 4) + EKV_MMA_QUEUE_RING * 8;
+    return warps * (ekv_mma_stages(sm_arch) * ekv_mma_stage_bytes(head_dim) + EKV_MMA_TILE_RING * 32 + rows * 8 + 4) +
+           EKV_MMA_TILE_RING * 8;
 }
 
 #endif

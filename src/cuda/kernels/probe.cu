@@ -8,8 +8,7 @@
 
 /* ---- Plain read: N loads of 16 bytes in flight a thread ------------------------------------------------ */
 
-template <int N>
-static __device__ void read_all(const uint4 *data, int64_t count, uint32_t *sink)
+template <int N> static __device__ void read_all(const uint4 *data, int64_t count, uint32_t *sink)
 {
     const int64_t stride = (int64_t)gridDim.x * blockDim.x;
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;

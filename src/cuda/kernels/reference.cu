@@ -8,8 +8,7 @@
 
 enum { WARPS = 4, LANE_DIMS = EKV_REFERENCE_MAX_DIM / 32 };
 
-template <int BF16>
-static __device__ double element(const void *base, int64_t offset)
+template <int BF16> static __device__ double element(const void *base, int64_t offset)
 {
     if (BF16)
         return __bfloat162float(((const __nv_bfloat16 *)base)[offset]);
@@ -98,8 +97,8 @@ static __device__ void add(state &s, const state &part)
 }
 
 template <int BF16>
-static __device__ void add_token(state &s, const ekv_reference_params &p, const double *q, int32_t page, int32_t in_page,
-                                 int32_t kv_head)
+static __device__ void add_token(state &s, const ekv_reference_params &p, const double *q, int32_t page,
+                                 int32_t in_page, int32_t kv_head)
 {
     const ekv_kernel_params &t = p.tensors;
     const int lane = (int)(threadIdx.x % 32);
@@ -124,17 +123,16 @@ static __device__ void add_token(state &s, const ekv_reference_params &p, const 
     }
 }
 
-template <int BF16>
-static __device__ void decode_chunk(const ekv_reference_params &p)
+template <int BF16> static __device__ void decode_chunk(const ekv_reference_params &p)
 {
     __shared__ double parts[WARPS][EKV_REFERENCE_O + 2 * EKV_REFERENCE_MAX_DIM];
     const ekv_kernel_params &t = p.tensors;
     const ekv_reference_chunk chunk = p.chunks[blockIdx.x];
     const int32_t head = (int32_t)blockIdx.y;
     const int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
-    const int32_t *pages = t.page_indptr ? t.page_indices + t.page_indptr[chunk.request]
-                                         : t.page_indices + (t.table_rows ? t.table_rows[chunk.request] : chunk.request) *
-                                                                t.table_stride;
+    const int32_t *pages =
+        t.page_indptr ? t.page_indices + t.page_indptr[chunk.request]
+                      : t.page_indices + (t.table_rows ? t.table_rows[chunk.request] : chunk.request) * t.table_stride;
     double q[LANE_DIMS];
     for (int i = 0; i < LANE_DIMS && lane + 32 * i < t.head_dim; i++)
         q[i] = element<BF16>(t.q, chunk.request * t.q_stride_request + head * t.q_stride_head + lane + 32 * i);
@@ -154,12 +152,14 @@ static __device__ void decode_chunk(const ekv_reference_params &p)
     save(s, p.parts + ((int64_t)blockIdx.x * p.q_heads + head) * (EKV_REFERENCE_O + 2 * t.head_dim), t.head_dim);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) ekv_reference_bf16(const __grid_constant__ ekv_reference_params p)
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+    ekv_reference_bf16(const __grid_constant__ ekv_reference_params p)
 {
     decode_chunk<1>(p);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) ekv_reference_f16(const __grid_constant__ ekv_reference_params p)
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+    ekv_reference_f16(const __grid_constant__ ekv_reference_params p)
 {
     decode_chunk<0>(p);
 }
