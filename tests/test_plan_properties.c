@@ -153,13 +153,13 @@ static workload random_workload(uint64_t seed, bool large)
     workload w = { .seed = seed, .batch = EKV_BATCH_INIT, .device = EKV_DEVICE_INIT };
     ekv_batch *b = &w.batch;
     b->kv_heads = ekv_rng_below(&rng, 4) ? PICK(&rng, 1, 2, 4, 8) : spread(&rng, 1, 128);
+    b->q_len = ekv_rng_below(&rng, 10) ? 1 : PICK(&rng, 2, 3, 8, 40); /* 40: several m_blocks in every kernel */
     const int32_t pairs = large ? spread(&rng, 1 << 17, 1 << 20) : spread(&rng, 1, spread(&rng, 64, 1 << 16));
-    b->batch_size = (int32_t)ekv_max(ekv_min(pairs / b->kv_heads, MAX_REQUESTS), 1);
+    b->batch_size = (int32_t)ekv_max(ekv_min(pairs / b->kv_heads / b->q_len, MAX_REQUESTS), 1);
     const int32_t group = ekv_rng_below(&rng, 4) ? PICK(&rng, 1, 4, 8) : 1 + (int32_t)ekv_rng_below(&rng, 16);
     b->q_heads = b->kv_heads * group;
     b->head_dim = PICK(&rng, 64, 96, 128, 128, 192, 256);
     b->page_size = PICK(&rng, 1, 2, 3, 16, 16, 64, 100, 16000);
-    b->q_len = ekv_rng_below(&rng, 12) ? 1 : 2 + (int32_t)ekv_rng_below(&rng, 8);
     b->kv_dtype = (ekv_dtype)PICK(&rng, EKV_DTYPE_BF16, EKV_DTYPE_F16, EKV_DTYPE_F32, EKV_DTYPE_FP8_E4M3);
     snprintf(w.device.name, sizeof w.device.name, "random");
     w.device.num_sms = ekv_rng_below(&rng, 3) ? PICK(&rng, 132, 78, 108) : 1 + (int32_t)ekv_rng_below(&rng, 200);
