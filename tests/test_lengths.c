@@ -138,6 +138,8 @@ static void a_file_that_cannot_be_read_says_why(void **state)
     assert_fails(ekv_lengths_from_file(*state, "/no/such/file.txt", &list), EKV_ERROR_NOT_FOUND,
                  "/no/such/file.txt: No such file or directory");
     assert_fails(ekv_lengths_from_file(*state, "/", &list), EKV_ERROR_IO, "/: Is a directory");
+    assert_fails(ekv_lengths_from_file(*state, "/dev/zero", &list), EKV_ERROR_PARSE,
+                 "/dev/zero, line 1: longer than 67108864 bytes");
     assert_null(list);
 }
 
