@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "options.h"
+
+#include "base/number.h"
+#include "base/status.h"
+#include "cli.h"
+#include "models.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct choice {
+    const char *name;
+    int32_t value;
+} choice;
+
+static const choice dtypes[] = { { "fp32", EKV_DTYPE_F32 },          { "fp16", EKV_DTYPE_F16 },
+                                 { "bf16", EKV_DTYPE_BF16 },         { "fp8_e4m3", EKV_DTYPE_FP8_E4M3 },
+                                 { "fp8_e5m2", EKV_DTYPE_FP8_E5M2 }, { 0 } };
+static const choice layouts[] = { { "nhd", EKV_LAYOUT_NHD }, { "hnd", EKV_LAYOUT_HND }, { 0 } };
+static const choice places[] = {
+    { "first", EKV_HOT_FIRST }, { "middle", EKV_HOT_MIDDLE }, { "last", EKV_HOT_LAST }, { 0 }
+};
+static const choice formats[] = { { "auto", EKV_TRACE_AUTO },
+                                  { "azure", EKV_TRACE_AZURE },
+                                  { "mooncake", EKV_TRACE_MOONCAKE },
+                                  { "burstgpt", EKV_TRACE_BURSTGPT },
+                                  { 0 } };
+static const choice dispatches[] = {
+    { "grid", EKV_DISPATCH_GRID }, { "queue", EKV_DISPATCH_QUEUE }, { "range", EKV_DISPATCH_RANGE }, { 0 }
+};
+static const choice backends[] = { { "cpu", EKV_BACKEND_CPU }, { "cuda", EKV_BACKEND_CUDA }, { 0 } };
+
+typedef enum option_kind {
+    FLAG, /* bool */
+    PLAN_FLAG /* int32_t that is set to 1 */,
+    INT32,
+    INT64,
+    REAL, /* double */
+    STRING,
+    CHOICE /* int32_t or an enum of its size */
+} option_kind;
+
+_Static_assert(sizeof(ekv_dispatch) == sizeof(int32_t), "CHOICE stores an enum as an int32_t");
+
+typedef struct option_row {
+    unsigned group;
+    const char *name;     /* without the dashes */
+    const char *argument; /* what the help calls its value; NULL for a flag */
+    option_kind kind;
+    size_t offset; /* in cli_options */
+    int64_t smallest, largest;
+    const choice *choices;
+    const char *help;
+} option_row;
+
+#define AT(member) offsetof(cli_options, member)
+#define TEXT(group, name, argument, member, help)                   \
+    {                                                               \
+        group, name, argument, STRING, AT(member), 0, 0, NULL, help \
+    }
+#define SWITCH(group, name, member, help)                     \
+    {                                                         \
+        group, name, NULL, FLAG, AT(member), 0, 0, NULL, help \
+    }
+#define PLAN_SWITCH(name, member, help)                                       \
+    {                                                                         \
+        CLI_PLANNER, name, NULL, PLAN_FLAG, AT(plan.member), 0, 0, NULL, help \
+    }
+#define ONE_OF(group, name, argument, member, choices, help)           \
+    {                                                                  \
+        group, name, argument, CHOICE, AT(member), 0, 0, choices, help \
+    }
+#define NUMBER(group, name, argument, kind, member, smallest, largest, help)   \
+    {                                                                          \
+        group, name, argument, kind, AT(member), smallest, largest, NULL, help \
+    }
+#define PLAN_NUMBER(name, argument, member, smallest, largest, help)                       \
+    {                                                                                      \
+        CLI_PLANNER, name, argument, INT32, AT(plan.member), smallest, largest, NULL, help \
+    }
+
+/* The library checks again, against each other and the device; the ranges here are what no batch can have. */
+static const option_row table[] = {
+    TEXT(CLI_SHAPE, "model", "NAME", model, "shape of a model (default qwen3-30b-a3b), one of:"),
+    NUMBER(CLI_SHAPE, "q-heads", "N", INT32, q_heads, 1, 65535, "query heads, in place of the model's"),
+    NUMBER(CLI_SHAPE, "kv-heads", "N", INT32, kv_heads, 1, 65535, "KV heads, in place of the model's"),
+    NUMBER(CLI_SHAPE, "head-dim", "N", INT32, head_dim, 1, 65536, "head dimension, in place of the model's"),
+    NUMBER(CLI_SHAPE, "tp", "N", INT32, tp, 1, 65535,
+           "plan for one of N tensor-parallel ranks; KV heads are replicated where there are fewer than N (default 1)"),
+    NUMBER(CLI_SHAPE, "page-size", "N", INT32, page_size, 1, INT32_MAX / 2,
+           "tokens a page of the KV cache (default 16)"),
+    ONE_OF(CLI_SHAPE, "dtype", "NAME", dtype, dtypes,
+           "of K and V: fp32, fp16, bf16 (default), fp8_e4m3, fp8_e5m2; Q and O are bf16 beside fp8, else the same"),
+    NUMBER(CLI_SHAPE, "q-len", "N", INT32, q_len, 1, 65536, "query tokens a request (default 1)"),
+
+    TEXT(CLI_LENGTHS, "kv-lens", "LIST", kv_lens,
+         "KV tokens of each request, as 5,17,0, or @FILE with one batch a line"),
+    NUMBER(CLI_LENGTHS, "batch", "B", INT64, batch, 1, INT32_MAX, "with --tokens: a batch of B requests"),
+    NUMBER(CLI_LENGTHS, "tokens", "T", INT64, tokens, 1, INT64_MAX, "with --batch: T tokens in all"),
+    TEXT(CLI_LENGTHS, "dist", "NAME", dist,
+         "how the T tokens are spread: uniform (default); skewNN: one request holds NN percent; KxNN: K requests hold "
+         "NN percent each"),
+    ONE_OF(CLI_LENGTHS, "hot", "PLACE", hot, places, "where those long requests are: first (default), middle, last"),
+
+    TEXT(CLI_TRACE, "trace", "FILE", trace,
+         "request trace: Azure LLM inference CSV, Mooncake JSON lines, BurstGPT CSV"),
+    ONE_OF(CLI_TRACE, "trace-format", "NAME", trace_format, formats,
+           "auto (default: by its first line), azure, mooncake, burstgpt"),
+    NUMBER(CLI_TRACE, "sample", "N", INT64, sample, 1, 1000000,
+           "decode steps to draw from the replay (default 1; demo: 2)"),
+    NUMBER(CLI_TRACE, "seed", "S", INT64, seed, 0, INT64_MAX, "seed of all that is drawn at random (default 1)"),
+    NUMBER(CLI_TRACE, "step-ms", "MS", REAL, step_ms, 0, 0, "how long a decode step takes (default 30)"),
+    NUMBER(CLI_TRACE, "speedup", "X", REAL, speedup, 0, 0, "requests arrive X times faster than recorded (default 1)"),
+    NUMBER(CLI_TRACE, "max-batch", "B", INT32, max_batch, 1, INT32_MAX, "most requests in a step (default: no limit)"),
+    NUMBER(CLI_TRACE, "token-budget", "T", INT64, token_budget, 1, INT64_MAX,
+           "KV tokens that the cache holds; requests that do not fit wait (default: no limit)"),
+
+    TEXT(CLI_PLANNER, "planner", "NAMES", planner, "one, several (as none,even), or all of:"),
+    PLAN_SWITCH("cuda-graph", cuda_graph, "FlashInfer planners: the rules under CUDA graph capture"),
+    PLAN_NUMBER("resident-ctas", "N", resident_ctas, 1, 64, "CTAs an SM that a grid kernel keeps resident"),
+    PLAN_SWITCH("no-sort", no_sort, "fa3: keep the order of the requests"),
+    PLAN_SWITCH("no-pack-gqa", no_pack_gqa, "none: one tile a query head, so that K and V are read once for each"),
+    NUMBER(CLI_PLANNER, "table-width", "TOKENS", INT64, plan.table_width, 1, INT32_MAX,
+           "fa3: tokens that a row of the page table holds (default: the longest request in whole pages)"),
+    PLAN_NUMBER("sm-margin", "N", sm_margin, 0, 65535, "SMs left to others (default 0)"),
+    PLAN_NUMBER("ctas-per-sm", "N", ctas_per_sm, 1, 64, "even, even-invariant: persistent CTAs an SM"),
+    PLAN_NUMBER("heads-per-tile", "N", heads_per_tile, 1, 65535, "even, even-invariant: KV heads a tile"),
+    PLAN_NUMBER("block-tokens", "N", block_tokens, 1, 65536, "even: cuts fall on multiples of N tokens"),
+    PLAN_NUMBER("chunk-tokens", "N", chunk_tokens, 1, 1 << 24, "even-invariant: cuts fall on multiples of N tokens"),
+    PLAN_NUMBER("request-cost", "N", request_cost, 0, 65536, "even: tokens that a request costs beyond its own"),
+    ONE_OF(CLI_PLANNER, "dispatch", "NAME", plan.dispatch, dispatches,
+           "run the planner's tiles under another dispatch: grid, queue, range"),
+
+    TEXT(CLI_DEVICE, "device", "NAME", device, "a file with a device model, or one of:"),
+
+    ONE_OF(CLI_EXECUTION, "backend", "NAME", backend, backends, "cpu (default) or cuda"),
+    ONE_OF(CLI_EXECUTION, "layout", "NAME", layout, layouts, "of a page: nhd (default) or hnd"),
+    NUMBER(CLI_EXECUTION, "threads", "N", INT32, threads, 1, 1024,
+           "threads of the CPU backend (default: EKV_NUM_THREADS, else all CPUs)"),
+    NUMBER(CLI_EXECUTION, "repeat", "N", INT32, repeat, 1, 10000, "timed runs after one to warm up (default 5)"),
+    SWITCH(CLI_EXECUTION, "no-check", no_check, "do not compare with the reference (it takes seconds a GB of K and V)"),
+
+    SWITCH(CLI_TILES, "tiles", tiles, "print every tile as well"),
+    SWITCH(CLI_JSON, "json", json, "JSON, one object a line"),
+    TEXT(CLI_OUTPUT, "output", "FILE", output, "write there in place of stdout"),
+    SWITCH(CLI_OUTPUT, "help", help, "this text"),
+};
+
+enum { NUM_OPTIONS = sizeof table / sizeof table[0] };
+_Static_assert(NUM_OPTIONS <= 64, "cli_options.given has 64 bits");
+
+static const char *choice_name(const choice *choices, int32_t value)
+{
+    for (; choices->name; choices++)
+        if (choices->value == value)
+            return choices->name;
+    return "?";
+}
+
+const char *cli_dtype_name(ekv_dtype dtype)
+{
+    return choice_name(dtypes, (int32_t)dtype);
+}
+
+const char *cli_dispatch_name(ekv_dispatch dispatch)
+{
+    return choice_name(dispatches, (int32_t)dispatch);
+}
+
+static ekv_status read_choice(const choice *choices, const char *flag, const char *value, int32_t *target)
+{
+    cli_text names = { 0 };
+    for (const choice *c = choices; c->name; c++) {
+        if (!strcmp(c->name, value)) {
+            *target = c->value;
+            free(names.data);
+            return EKV_OK;
+        }
+        cli_print(&names, "%s%s", names.size ? ", " : "", c->name);
+    }
+    char quoted[EKV_QUOTE_SIZE];
+    ekv_status status = ekv_fail(EKV_ERROR_NOT_FOUND, "%s '%s' is none of %.*s", flag,
+                                 ekv_quote(value, strlen(value), quoted), (int)names.size, names.data);
+    free(names.data);
+    return status;
+}
+
+static ekv_status read_value(const option_row *option, const char *flag, const char *value, void *target)
+{
+    const size_t size = value ? strlen(value) : 0;
+    switch (option->kind) {
+    case FLAG: *(bool *)target = true; return EKV_OK;
+    case PLAN_FLAG: *(int32_t *)target = 1; return EKV_OK;
+    case STRING: *(const char **)target = value; return EKV_OK;
+    case INT32: return ekv_parse_int32(value, size, flag, (int32_t)option->smallest, (int32_t)option->largest, target);
+    case INT64: return ekv_parse_int64(value, size, flag, option->smallest, option->largest, target);
+    case REAL: return ekv_parse_double(value, size, flag, 1e-6, 1e9, target);
+    case CHOICE: return read_choice(option->choices, flag, value, target);
+    }
+    return EKV_OK;
+}
+
+/* The option of that name (size characters), or NULL. */
+static const option_row *find(const char *name, size_t size)
+{
+    for (int i = 0; i < NUM_OPTIONS; i++)
+        if (strlen(table[i].name) == size && !memcmp(table[i].name, name, size))
+            return &table[i];
+    return NULL;
+}
+
+/* Reads the option at arguments[0] and, where it takes one, its value; *used counts both. */
+static ekv_status read_option(cli_state *cli, int count, char **arguments, int *used)
+{
+    char quoted[EKV_QUOTE_SIZE];
+    const char *argument = !strcmp(arguments[0], "-h") ? "--help" : arguments[0];
+    if (strncmp(argument, "--", 2))
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "unexpected argument '%s'; options start with --",
+                        ekv_quote(argument, strlen(argument), quoted));
+    const char *equals = strchr(argument, '=');
+    const size_t size = equals ? (size_t)(equals - argument) : strlen(argument);
+    const option_row *option = find(argument + 2, size - 2);
+    if (!option)
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "unknown option '%s'", ekv_quote(argument, size, quoted));
+    if (!(option->group & cli->command->groups))
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s takes no option --%s", cli->command->name, option->name);
+    const uint64_t bit = (uint64_t)1 << (option - table);
+    if (cli->options.given & bit)
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "option --%s is given twice", option->name);
+    cli->options.given |= bit;
+
+    const char *value = equals ? equals + 1 : NULL;
+    *used = 1;
+    if (!option->argument && value)
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "option --%s takes no value", option->name);
+    if (option->argument && !value) {
+        if (count < 2 || !strncmp(arguments[1], "--", 2))
+            return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "option --%s needs a value", option->name);
+        value = arguments[1];
+        *used = 2;
+    }
+    if (value && !value[0])
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "the value of option --%s is empty", option->name);
+    char flag[32] = "--";
+    strcat(flag, option->name); /* names are short */
+    return read_value(option, flag, value, (char *)&cli->options + option->offset);
+}
+
+ekv_status cli_options_read(cli_state *cli, int count, char **arguments)
+{
+    cli->options = (cli_options){ .tp = 1,
+                                  .page_size = 16,
+                                  .q_len = 1,
+                                  .dtype = EKV_DTYPE_BF16,
+                                  .seed = 1,
+                                  .step_ms = 30,
+                                  .speedup = 1,
+                                  .repeat = 5,
+                                  .plan = EKV_PLAN_OPTIONS_INIT };
+    for (int used = 1, i = 0; i < count; i += used) {
+        ekv_status status = read_option(cli, count - i, arguments + i, &used);
+        if (status)
+            return cli_usage(cli, status);
+    }
+    return EKV_OK;
+}
+
+const char *cli_options_given(const cli_options *options, unsigned groups)
+{
+    static char flag[32];
+    for (int i = 0; i < NUM_OPTIONS; i++)
+        if ((table[i].group & groups) && (options->given >> i & 1)) {
+            strcpy(flag, "--");
+            return strcat(flag, table[i].name);
+        }
+    return NULL;
+}
+
+/* A heading before the options of a group. */
+static const char *heading(unsigned group)
+{
+    switch (group) {
+    case CLI_SHAPE: return "Shape of the batch";
+    case CLI_LENGTHS: return "Lengths, given or made";
+    case CLI_TRACE:
+        return "Lengths from a trace (it has arrivals and totals only, so it is replayed with continuous batching: "
+               "a request that has arrived joins the batch when it fits, its prefill takes no time, and each decode "
+               "step adds a token to it until its output is complete; the lengths of a batch are input + generated "
+               "so far)";
+    case CLI_PLANNER: return "Planners";
+    case CLI_DEVICE: return "Device";
+    case CLI_EXECUTION: return "Execution";
+    default: return "Output";
+    }
+}
+
+static const char *model_name(int32_t index)
+{
+    const cli_model *model = cli_model_get(index);
+    return model ? model->name : NULL;
+}
+
+/* The names that an option takes are known to the tables of models, planners and devices. */
+static const struct {
+    const char *option;
+    const char *(*name)(int32_t index);
+} name_lists[] = { { "model", model_name }, { "planner", ekv_planner_name }, { "device", ekv_device_name } };
+
+static bool print_names(cli_text *text, const option_row *option)
+{
+    for (size_t i = 0; i < sizeof name_lists / sizeof name_lists[0]; i++)
+        if (!strcmp(name_lists[i].option, option->name)) {
+            cli_text line = { 0 };
+            const char *name;
+            cli_print(&line, "%s", option->help);
+            for (int32_t j = 0; (name = name_lists[i].name(j)); j++)
+                cli_print(&line, "%s %s", j ? "," : "", name);
+            cli_wrapf(text, 6, "%.*s", (int)line.size, line.data);
+            free(line.data);
+            return true;
+        }
+    return false;
+}
+
+void cli_options_help(cli_text *text, unsigned groups)
+{
+    const char *last = NULL;
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        const option_row *option = &table[i];
+        if (!(option->group & groups))
+            continue;
+        const char *title = heading(option->group);
+        if (!last || strcmp(title, last)) {
+            cli_print(text, "\n");
+            cli_wrapf(text, 0, "%s:", title);
+        }
+        last = title;
+        cli_print(text, "  --%s%s%s\n", option->name, option->argument ? " " : "",
+                  option->argument ? option->argument : "");
+        if (!print_names(text, option))
+            cli_wrap(text, 6, option->help);
+    }
+}

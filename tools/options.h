@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The options of all commands, in one table (options.c): an option has one name, one meaning and one check
+ * wherever it occurs. */
+#ifndef EVENKV_TOOLS_OPTIONS_H
+#define EVENKV_TOOLS_OPTIONS_H
+
+#include "evenkv/evenkv.h"
+#include "trace/lengths.h"
+#include "trace/trace.h"
+
+#include <stdbool.h>
+
+typedef struct cli_state cli_state;
+typedef struct cli_text cli_text;
+
+/* Groups of options; a command takes whole groups. */
+enum {
+    CLI_SHAPE = 1 << 0,     /* heads, head_dim, page size, dtype */
+    CLI_LENGTHS = 1 << 1,   /* KV lengths given or made */
+    CLI_TRACE = 1 << 2,     /* KV lengths from a request trace */
+    CLI_PLANNER = 1 << 3,   /* --planner and what planners take */
+    CLI_DEVICE = 1 << 4,    /* --device */
+    CLI_EXECUTION = 1 << 5, /* what runs on a backend */
+    CLI_TILES = 1 << 6,     /* --tiles */
+    CLI_JSON = 1 << 7,      /* --json */
+    CLI_OUTPUT = 1 << 8     /* --output, --help */
+};
+
+/* What was given; 0 or NULL where an option without a default was not. */
+typedef struct cli_options {
+    const char *model;
+    int32_t q_heads, kv_heads, head_dim; /* over those of the model */
+    int32_t tp;
+    int32_t page_size;
+    int32_t q_len;
+    int32_t dtype;  /* ekv_dtype of K and V */
+    int32_t layout; /* ekv_layout */
+
+    const char *kv_lens; /* "5,17" or "@FILE" */
+    int64_t batch, tokens;
+    const char *dist;
+    int32_t hot; /* ekv_hot */
+
+    const char *trace;
+    int32_t trace_format; /* ekv_trace_format */
+    int64_t sample;       /* 0: the command's own */
+    int64_t seed;
+    double step_ms;
+    double speedup;
+    int32_t max_batch;
+    int64_t token_budget;
+
+    const char *planner;
+    ekv_plan_options plan;
+    const char *device;
+
+    int32_t backend; /* ekv_backend */
+    int32_t threads;
+    int32_t repeat;
+    bool no_check;
+
+    bool tiles, json, help;
+    const char *output;
+
+    uint64_t given; /* bit i: row i of the table */
+} cli_options;
+
+/* Sets defaults, then reads arguments[0..count).  Errors (all usage errors): an unknown option or one that the
+ * command does not take, a missing or malformed value, an option given twice. */
+ekv_status cli_options_read(cli_state *cli, int count, char **arguments);
+
+/* The first option of the groups that was given, as "--name"; NULL if none was. */
+const char *cli_options_given(const cli_options *options, unsigned groups);
+
+/* The help of the groups' options. */
+void cli_options_help(cli_text *text, unsigned groups);
+
+/* "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2". */
+const char *cli_dtype_name(ekv_dtype dtype);
+/* "grid", "queue", "range". */
+const char *cli_dispatch_name(ekv_dispatch dispatch);
+
+#endif
