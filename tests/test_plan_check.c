@@ -67,6 +67,7 @@ static void make_valid(fixture *f)
                           .padded_rows = 2,
                           .resident_ctas = 2,
                           .block_tokens = 16,
+                          .cut_tokens = 1,
                           .request_cost = -1,
                           .dispatch = EKV_DISPATCH_RANGE,
                           .grid = { CTAS, 1, 1 },
@@ -115,6 +116,8 @@ static void swap_tiles(ekv_plan *p, int i, int j)
     X(split_skipped, p->tiles[2].split = 3, "head 0 has 2 splits before this one")                                   \
     X(split_repeated, p->tiles[2].split = 1, "head 0 has 2 splits before this one")                                  \
     X(splits_not_in_token_order, (p->tiles[0].split = 1, p->tiles[1].split = 0), "end at token 0")                   \
+    X(cut_elsewhere, p->cut_tokens = 3, "cuts at multiples of 3 tokens")                                             \
+    X(cut_where_none_is_made, p->cut_tokens = 0, "this planner does not cut requests")                               \
     X(empty_tile, (p->tiles[2].kv_begin = 40, p->tiles[1].kv_end = 40), "makes no empty tiles")                      \
     X(unknown_flag, p->tiles[9].flags = 2, "flags 0x2 are unknown")                                                  \
     /* 2: slots and merges */                                                                                        \

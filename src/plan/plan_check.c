@@ -165,6 +165,10 @@ static ekv_status check_tile(const ekv_plan *plan, int64_t index)
     const int32_t kv_len = plan->kv_len[t->request];
     if (t->kv_begin < 0 || t->kv_begin > t->kv_end || t->kv_end > kv_len)
         return tile_breach(plan, index, "the request has tokens [0, %d)", kv_len);
+    if (t->kv_begin < t->kv_end && t->kv_begin > 0 && !plan->cut_tokens)
+        return tile_breach(plan, index, "this planner does not cut requests");
+    if (t->kv_begin < t->kv_end && plan->cut_tokens && t->kv_begin % plan->cut_tokens)
+        return tile_breach(plan, index, "this planner cuts at multiples of %d tokens", plan->cut_tokens);
     if (t->kv_begin == t->kv_end && kv_len > 0 && !plan->empty_splits)
         return tile_breach(plan, index, "empty, though the request has %d tokens and this planner makes no empty tiles",
                            kv_len);
