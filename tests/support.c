@@ -89,10 +89,10 @@ ekv_status support_decode(decode_setup *setup)
     ekv_status status =
         ekv_decode(setup->plan, setup->tensors, &setup->options, setup->workspace, setup->workspace_size);
     assert_true(ekv_random_cache_guards_intact(setup->cache));
-    for (size_t i = 0; i < GUARD_BYTES; i++) {
-        assert_int_equal(setup->memory[i], GUARD);
-        assert_int_equal(after[i], GUARD);
-    }
+    int changed = 0;
+    for (size_t i = 0; i < GUARD_BYTES; i++)
+        changed |= (setup->memory[i] ^ GUARD) | (after[i] ^ GUARD);
+    assert_int_equal(changed, 0);
     return status;
 }
 
