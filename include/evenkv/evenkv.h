@@ -211,10 +211,10 @@ typedef struct ekv_plan_options {
     ekv_dispatch dispatch;    /* run the planner's tiles under another dispatch */
     int64_t max_total_tokens; /* even-invariant: room for updates; 0: twice the batch's */
     int32_t on_device;        /* plan from lengths that live on the GPU; batch.kv_len are upper bounds */
-    int32_t cuda;             /* 1: for the CUDA backend too: the plan keeps copies on the device and in pinned memory */
+    int32_t cuda;             /* 1: for the CUDA backend too: copies of the plan on the device and in pinned memory */
 } ekv_plan_options;
-#define EKV_PLAN_OPTIONS_INIT                                                                  \
-    {                                                                                          \
+#define EKV_PLAN_OPTIONS_INIT                                                                     \
+    {                                                                                             \
         sizeof(ekv_plan_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0, EKV_DISPATCH_DEFAULT, 0, 0, 0 \
     }
 
