@@ -25,7 +25,7 @@ typedef struct cli_command {
     const char *summary;  /* one line */
     const char *details;  /* paragraphs for --help */
     unsigned groups;      /* option groups that it takes */
-    const char *planners; /* default of --planner; NULL where the command has none */
+    const char *planners; /* what it runs without --planner; NULL where it plans nothing */
     ekv_status (*run)(cli_state *cli);
 } cli_command;
 

@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-enum { REPEAT = 3, SAMPLES = 2, SKEW_REQUESTS = 48, SKEW_TOKENS = 65536 };
+enum { REPEAT = 3, SAMPLES = 2, SKEW_REQUESTS = 96, SKEW_TOKENS = 65536 };
 
 static void print_introduction(cli_text *text, const cli_state *cli)
 {

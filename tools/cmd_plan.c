@@ -265,7 +265,8 @@ const cli_command cli_command_plan = {
                "the device.\n"
                "With --json each plan is one object on a line of its own; several batches and planners give several "
                "lines, batch by batch.\n",
-    .groups = CLI_SHAPE | CLI_LENGTHS | CLI_TRACE | CLI_PLANNER | CLI_DEVICE | CLI_TILES | CLI_JSON | CLI_OUTPUT,
+    .groups = CLI_SHAPE | CLI_LENGTHS | CLI_TRACE | CLI_PLANNERS | CLI_PLANNING | CLI_DEVICE | CLI_TILES | CLI_JSON |
+              CLI_OUTPUT,
     .planners = "even",
     .run = plan_run,
 };

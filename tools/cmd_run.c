@@ -144,8 +144,8 @@ static ekv_status run_run(cli_state *cli)
 {
     cli_workload workload = { 0 };
     ekv_status status = cli_workload_read(cli, "cpu", &workload);
-    if (!status && !workload.device.sm_arch && cli->options.threads)
-        workload.device.num_sms = cli->options.threads;
+    if (!status && !workload.device.sm_arch) /* threads stand for SMs */
+        workload.device.num_sms = cli->context->options.num_threads;
     if (!status)
         status = check_backend(cli, &workload);
     for (int64_t i = 0; !status && i < workload.lengths->count; i++)
@@ -164,7 +164,8 @@ const cli_command cli_command_run = {
         "status 1.\n"
         "Unless --device says otherwise plans are made for this machine, where a thread stands for an SM.  Every "
         "request is compared with a double-precision reference unless --no-check is given.\n",
-    .groups = CLI_SHAPE | CLI_LENGTHS | CLI_TRACE | CLI_PLANNER | CLI_DEVICE | CLI_EXECUTION | CLI_JSON | CLI_OUTPUT,
+    .groups = CLI_SHAPE | CLI_LENGTHS | CLI_TRACE | CLI_PLANNERS | CLI_PLANNING | CLI_DEVICE | CLI_EXECUTION |
+              CLI_JSON | CLI_OUTPUT,
     .planners = "even",
     .run = run_run,
 };

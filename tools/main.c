@@ -52,7 +52,7 @@ static void print_command_help(cli_text *text, const cli_command *command)
         cli_wrapf(text, 0, "%.*s", (int)size, paragraph);
         paragraph += size + (paragraph[size] == '\n');
     }
-    if (command->planners)
+    if (command->groups & CLI_PLANNERS)
         cli_print(text, "Planners unless --planner names others: %s\n", command->planners);
     cli_options_help(text, command->groups);
 }

@@ -64,9 +64,9 @@ typedef struct option_row {
     {                                                         \
         group, name, NULL, FLAG, AT(member), 0, 0, NULL, help \
     }
-#define PLAN_SWITCH(name, member, help)                                       \
-    {                                                                         \
-        CLI_PLANNER, name, NULL, PLAN_FLAG, AT(plan.member), 0, 0, NULL, help \
+#define PLAN_SWITCH(name, member, help)                                        \
+    {                                                                          \
+        CLI_PLANNING, name, NULL, PLAN_FLAG, AT(plan.member), 0, 0, NULL, help \
     }
 #define ONE_OF(group, name, argument, member, choices, help)           \
     {                                                                  \
@@ -76,9 +76,9 @@ typedef struct option_row {
     {                                                                          \
         group, name, argument, kind, AT(member), smallest, largest, NULL, help \
     }
-#define PLAN_NUMBER(name, argument, member, smallest, largest, help)                       \
-    {                                                                                      \
-        CLI_PLANNER, name, argument, INT32, AT(plan.member), smallest, largest, NULL, help \
+#define PLAN_NUMBER(name, argument, member, smallest, largest, help)                        \
+    {                                                                                       \
+        CLI_PLANNING, name, argument, INT32, AT(plan.member), smallest, largest, NULL, help \
     }
 
 /* The library checks again, against each other and the device; the ranges here are what no batch can have. */
@@ -117,12 +117,12 @@ static const option_row table[] = {
     NUMBER(CLI_TRACE, "token-budget", "T", INT64, token_budget, 1, INT64_MAX,
            "KV tokens that the cache holds; requests that do not fit wait (default: no limit)"),
 
-    TEXT(CLI_PLANNER, "planner", "NAMES", planner, "one, several (as none,even), or all of:"),
+    TEXT(CLI_PLANNERS, "planner", "NAMES", planner, "one, several (as none,even), or all of:"),
     PLAN_SWITCH("cuda-graph", cuda_graph, "FlashInfer planners: the rules under CUDA graph capture"),
     PLAN_NUMBER("resident-ctas", "N", resident_ctas, 1, 64, "CTAs an SM that a grid kernel keeps resident"),
     PLAN_SWITCH("no-sort", no_sort, "fa3: keep the order of the requests"),
     PLAN_SWITCH("no-pack-gqa", no_pack_gqa, "none: one tile a query head, so that K and V are read once for each"),
-    NUMBER(CLI_PLANNER, "table-width", "TOKENS", INT64, plan.table_width, 1, INT32_MAX,
+    NUMBER(CLI_PLANNING, "table-width", "TOKENS", INT64, plan.table_width, 1, INT32_MAX,
            "fa3: tokens that a row of the page table holds (default: the longest request in whole pages)"),
     PLAN_NUMBER("sm-margin", "N", sm_margin, 0, 65535, "SMs left to others (default 0)"),
     PLAN_NUMBER("ctas-per-sm", "N", ctas_per_sm, 1, 64, "even, even-invariant: persistent CTAs an SM"),
@@ -130,7 +130,7 @@ static const option_row table[] = {
     PLAN_NUMBER("block-tokens", "N", block_tokens, 1, 65536, "even: cuts fall on multiples of N tokens"),
     PLAN_NUMBER("chunk-tokens", "N", chunk_tokens, 1, 1 << 24, "even-invariant: cuts fall on multiples of N tokens"),
     PLAN_NUMBER("request-cost", "N", request_cost, 0, 65536, "even: tokens that a request costs beyond its own"),
-    ONE_OF(CLI_PLANNER, "dispatch", "NAME", plan.dispatch, dispatches,
+    ONE_OF(CLI_PLANNING, "dispatch", "NAME", plan.dispatch, dispatches,
            "run the planner's tiles under another dispatch: grid, queue, range"),
 
     TEXT(CLI_DEVICE, "device", "NAME", device, "a file with a device model, or one of:"),
@@ -289,7 +289,8 @@ static const char *heading(unsigned group)
                "a request that has arrived joins the batch when it fits, its prefill takes no time, and each decode "
                "step adds a token to it until its output is complete; the lengths of a batch are input + generated "
                "so far)";
-    case CLI_PLANNER: return "Planners";
+    case CLI_PLANNERS:
+    case CLI_PLANNING: return "Planners";
     case CLI_DEVICE: return "Device";
     case CLI_EXECUTION: return "Execution";
     default: return "Output";

@@ -18,12 +18,13 @@ enum {
     CLI_SHAPE = 1 << 0,     /* heads, head_dim, page size, dtype */
     CLI_LENGTHS = 1 << 1,   /* KV lengths given or made */
     CLI_TRACE = 1 << 2,     /* KV lengths from a request trace */
-    CLI_PLANNER = 1 << 3,   /* --planner and what planners take */
-    CLI_DEVICE = 1 << 4,    /* --device */
-    CLI_EXECUTION = 1 << 5, /* what runs on a backend */
-    CLI_TILES = 1 << 6,     /* --tiles */
-    CLI_JSON = 1 << 7,      /* --json */
-    CLI_OUTPUT = 1 << 8     /* --output, --help */
+    CLI_PLANNERS = 1 << 3,  /* --planner */
+    CLI_PLANNING = 1 << 4,  /* what planners take */
+    CLI_DEVICE = 1 << 5,    /* --device */
+    CLI_EXECUTION = 1 << 6, /* what runs on a backend */
+    CLI_TILES = 1 << 7,     /* --tiles */
+    CLI_JSON = 1 << 8,      /* --json */
+    CLI_OUTPUT = 1 << 9     /* --output, --help */
 };
 
 /* What was given; 0 or NULL where an option without a default was not. */

@@ -242,8 +242,8 @@ void cli_print_batch(cli_text *text, const cli_workload *workload, int64_t index
     cli_print(text, "batch");
     if (workload->lengths->count > 1)
         cli_print(text, " %" PRId64, index + 1);
-    cli_print(text, ": %d requests, %" PRId64 " KV tokens, longest %d (%.1f x the mean of %.1f)\n", batch.batch_size,
-              lengths->total_tokens, longest, mean > 0 ? longest / mean : 1.0, mean);
+    cli_print(text, ": %d request%s, %" PRId64 " KV tokens, longest %d (%.1f x the mean of %.1f)\n", batch.batch_size,
+              batch.batch_size > 1 ? "s" : "", lengths->total_tokens, longest, mean > 0 ? longest / mean : 1.0, mean);
     cli_print(text, "shape: %d query and %d KV heads of %d, %s, page size %d", batch.q_heads, batch.kv_heads,
               batch.head_dim, cli_dtype_name(batch.kv_dtype), batch.page_size);
     if (batch.q_len > 1)
