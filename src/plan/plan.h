@@ -57,7 +57,7 @@ struct ekv_plan {
     int32_t padded_rows;   /* rows that the original's kernel computes for a tile, padding included */
     int32_t resident_ctas; /* CTAs an SM */
     int32_t block_tokens;  /* BLOCK_N where the planner has one, else 1 */
-    int32_t cut_tokens;    /* kv_begin of every tile is a multiple of this, whatever the lengths; 0: always 0 */
+    int32_t cut_tokens;    /* where a tile has tokens, kv_begin is a multiple of this, whatever the lengths; 0: is 0 */
     bool empty_splits;     /* the original makes tiles without tokens (fa3's trailing splits) */
     /* even: what a request costs beyond its tokens.  Costs of CTAs, in tokens of one head, a tile costing head_count
      * times its tokens rounded up to block_tokens and, where kv_begin is 0, request_cost: no CTA costs more than the

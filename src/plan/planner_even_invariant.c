@@ -33,7 +33,7 @@ static ekv_status even_invariant_capacity(ekv_plan *plan, ekv_plan_capacity *cap
     if (!plan->options.chunk_tokens)
         plan->options.chunk_tokens = CHUNK_TOKENS;
     ekv_even_resolve(plan);
-    plan->block_tokens = plan->options.chunk_tokens;
+    plan->block_tokens = plan->cut_tokens = plan->options.chunk_tokens;
 
     const int64_t groups = plan->heads / plan->options.heads_per_tile, partial = partial_capacity(plan);
     capacity->tiles = (partial + plan->batch.batch_size) * groups;

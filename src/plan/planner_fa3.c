@@ -44,7 +44,7 @@ static ekv_status fa3_capacity(ekv_plan *plan, ekv_plan_capacity *capacity)
     const ekv_fa3_tile_size tile = ekv_fa3_tile(plan->batch.head_dim, fa3_kv_bytes(plan));
     ekv_plan_pack_rows(plan, tile.block_m);
     plan->resident_ctas = 1;
-    plan->block_tokens = tile.block_n;
+    plan->block_tokens = plan->cut_tokens = tile.block_n;
     plan->empty_splits = true;
 
     const int64_t mblocks = (int64_t)plan->heads * plan->m_blocks, batch_size = plan->batch.batch_size;

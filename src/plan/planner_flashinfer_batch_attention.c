@@ -70,6 +70,7 @@ static ekv_status batch_attention_capacity(ekv_plan *plan, ekv_plan_capacity *ca
     const int64_t packed = (int64_t)plan->batch.q_len * plan->group;
     ekv_plan_pack_rows(plan, packed > DECODE_ROWS ? PREFILL_ROWS : DECODE_ROWS);
     plan->resident_ctas = plan->batch.head_dim >= 256 ? 1 : 2;
+    plan->cut_tokens = 128 / chunk_divisor(plan);
 
     /* With n = batch_size * m_blocks: limit * divisor * workers >= tokens * m_blocks * heads, so cutting adds fewer
      * than workers * divisor to the n * heads works, and fewer than workers * divisor / heads (request, m_block)

@@ -53,6 +53,7 @@ static ekv_status cuda_core_capacity(ekv_plan *plan, ekv_plan_capacity *capacity
                         "%d-byte K and V, group %d on sm_%d; give --resident-ctas (resident_ctas)",
                         plan->batch.head_dim, ekv_dtype_size(plan->batch.kv_dtype), plan->group, plan->device.sm_arch);
     ekv_plan_pack_rows(plan, plan->group);
+    plan->cut_tokens = plan->batch.page_size;
     plan->resident_ctas = plan->options.resident_ctas ? plan->options.resident_ctas : known->resident_ctas;
 
     /* Unsplit: B items.  Else B <= budget, the search leaves at most `budget` items with tokens, and the empty

@@ -31,6 +31,7 @@ static ekv_status tensor_core_capacity(ekv_plan *plan, ekv_plan_capacity *capaci
     if (plan->options.cuda_graph)
         longest_q = batch_size * plan->batch.q_len - batch_size + 1;
     ekv_plan_pack_rows(plan, cta_tile_q(longest_q * plan->group, plan->batch.head_dim));
+    plan->cut_tokens = plan->batch.page_size;
     plan->resident_ctas = plan->options.resident_ctas ? plan->options.resident_ctas : CTAS_PER_SM;
 
     /* Either the search found a chunk within the budget, or every request stays whole. */

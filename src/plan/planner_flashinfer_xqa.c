@@ -24,6 +24,7 @@ static ekv_status xqa_capacity(ekv_plan *plan, ekv_plan_capacity *capacity)
 {
     ekv_plan_pack_rows(plan, plan->batch.q_len == 1 ? plan->group : SPEC_DEC_ROWS);
     plan->padded_rows = (int32_t)ekv_round_up(plan->block_m, ROW_MULTIPLE);
+    plan->cut_tokens = UNIT_TOKENS;
     plan->resident_ctas = plan->options.resident_ctas ? plan->options.resident_ctas : RESIDENT_CTAS;
     plan->empty_splits = true;
 

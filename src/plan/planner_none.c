@@ -12,6 +12,7 @@ static ekv_status none_capacity(ekv_plan *plan, ekv_plan_capacity *capacity)
         plan->heads = plan->batch.q_heads;
         plan->rows = plan->block_m = plan->padded_rows = plan->batch.q_len;
     }
+    plan->cut_tokens = 0;
     plan->resident_ctas = plan->options.resident_ctas ? plan->options.resident_ctas : RESIDENT_CTAS;
     capacity->tiles = (int64_t)plan->batch.batch_size * plan->heads;
     return EKV_OK;
