@@ -189,13 +189,18 @@ static void check_even_walk(const setting *s, const int32_t *kv_len, int32_t bat
         const ekv_even_place end = ekv_even_begin(&line, cta + 1);
         ekv_even_place at = ekv_even_begin(&line, cta);
         for (; ekv_even_before(at, end); at = ekv_even_next_pair(&line, at)) {
-            const ekv_tile tile = ekv_even_tile(&line, cta, at, end);
-            expect_same_tile(plan, tiles++, tile, where);
-            int32_t first = -1;
-            if (tile.flags & EKV_TILE_PARTIAL && tile.split == 0) {
-                expect_same_merge(plan, merges++, ekv_even_merge(&line, at, &first), where);
-                assert_int_equal(first, cta);
+            const int32_t first = ekv_even_first_cta(&line, at);
+            const ekv_merge merge = ekv_even_merge(&line, at, first);
+            if (ekv_even_is_part(at, end)) {
+                expect_same_tile(plan, tiles++, ekv_even_part(&line, cta, at, end, &merge, first), where);
+                if (at.token == 0)
+                    expect_same_merge(plan, merges++, merge, where);
+            } else {
+                expect_same_tile(plan, tiles++, ekv_even_whole(&line, at), where);
+                assert_int_equal(merge.num_splits, 1);
             }
+            if (at.token == 0)
+                assert_int_equal(first, cta);
         }
     }
     assert_int_equal(tiles, plan->num_tiles);

@@ -84,7 +84,8 @@ static void check_invariant_walk(const setting *s, const int32_t *kv_len, int32_
         const ekv_even_place end = ekv_even_chunk_begin(&chunks, cta + 1);
         ekv_even_place at = ekv_even_chunk_begin(&chunks, cta);
         for (; ekv_even_before(at, end); at = ekv_even_chunk_next(&chunks.line, at)) {
-            const ekv_tile tile = ekv_even_chunk_tile(&chunks, at);
+            const ekv_merge merge = ekv_even_chunk_merge(&chunks, at);
+            const ekv_tile tile = ekv_even_chunk_tile(&chunks, at, &merge);
             const int64_t pair = cost[at.request + 1] - cost[at.request];
             const int64_t z = chunks.line.groups * cost[at.request] + at.group * pair + tile.kv_end +
                               (int64_t)(tile.split + 1) * plan->options.request_cost;
@@ -92,7 +93,7 @@ static void check_invariant_walk(const setting *s, const int32_t *kv_len, int32_
                 fail_msg("%s: chunk %d of request %d is in CTA %d", where, tile.split, tile.request, cta);
             expect_same_tile(plan, tiles++, tile, where);
             if (tile.flags & EKV_TILE_PARTIAL && tile.split == 0)
-                expect_same_merge(plan, merges++, ekv_even_chunk_merge(&chunks, at), where);
+                expect_same_merge(plan, merges++, merge, where);
         }
     }
     assert_int_equal(tiles, plan->num_tiles);

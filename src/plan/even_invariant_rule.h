@@ -71,17 +71,17 @@ EKV_INLINE EKV_HD ekv_merge ekv_even_chunk_merge(const ekv_even_chunks *chunks, 
     return merge;
 }
 
-/* The chunk that begins at `at`. */
-EKV_INLINE EKV_HD ekv_tile ekv_even_chunk_tile(const ekv_even_chunks *chunks, ekv_even_place at)
+/* The chunk that begins at `at`.  merge: of its pair. */
+EKV_INLINE EKV_HD ekv_tile ekv_even_chunk_tile(const ekv_even_chunks *chunks, ekv_even_place at, const ekv_merge *merge)
 {
-    const ekv_even_line *line = &chunks->line;
-    const int32_t kv_len = line->kv_len[at.request], heads = line->heads_per_tile;
-    ekv_tile tile = { at.request, 0, 0, at.token, kv_len, -1, (uint16_t)(at.group * heads), (uint16_t)heads, 0 };
-    if (kv_len > line->block_tokens) {
-        const ekv_merge merge = ekv_even_chunk_merge(chunks, at);
-        tile.kv_end = (int32_t)ekv_min((int64_t)at.token + line->block_tokens, kv_len);
-        tile.split = at.token / line->block_tokens;
-        tile.slot = (int32_t)ekv_merge_slot(&merge, tile.split);
+    const int32_t chunk_tokens = chunks->line.block_tokens;
+    ekv_tile tile = ekv_even_whole(&chunks->line, at);
+    if (merge->num_splits > 1) {
+        tile.kv_begin = at.token;
+        if (tile.kv_end - at.token > chunk_tokens)
+            tile.kv_end = at.token + chunk_tokens;
+        tile.split = (int32_t)((uint32_t)at.token / (uint32_t)chunk_tokens);
+        tile.slot = (int32_t)ekv_merge_slot(merge, tile.split);
         tile.flags = EKV_TILE_PARTIAL;
     }
     return tile;

@@ -106,10 +106,11 @@ EKV_INLINE EKV_HD ekv_even_place ekv_even_locate(const ekv_even_line *line, int3
 {
     const int64_t pair = line->cost[request + 1] - line->cost[request];
     const int64_t offset = x - line->groups * line->cost[request];
-    const int64_t group = offset / pair, tokens = offset - group * pair - line->request_cost;
+    const int64_t group = line->groups > 1 ? offset / pair : 0;
+    const int64_t tokens = offset - group * pair - line->request_cost; /* below 2^31 + block_tokens */
     ekv_even_place at = { request, (int32_t)group, 0 };
     if (tokens > 0)
-        at.token = (int32_t)(tokens / line->block_tokens * line->block_tokens);
+        at.token = (int32_t)((uint32_t)tokens / (uint32_t)line->block_tokens * (uint32_t)line->block_tokens);
     return at;
 }
 
@@ -125,46 +126,74 @@ EKV_INLINE EKV_HD ekv_even_place ekv_even_begin(const ekv_even_line *line, int32
 
 /* ---- Pieces ------------------------------------------------------------------------------------------ */
 
-/* How the pair of `at` is merged, and the CTA of its first piece. */
-EKV_INLINE EKV_HD ekv_merge ekv_even_merge(const ekv_even_line *line, ekv_even_place at, int32_t *first_cta)
+/* Coordinate at which the pair of `at` begins, and what it costs. */
+EKV_INLINE EKV_HD int64_t ekv_even_pair(const ekv_even_line *line, ekv_even_place at, int64_t *cost)
 {
-    const int64_t pair = line->cost[at.request + 1] - line->cost[at.request];
-    const int64_t begin = line->groups * line->cost[at.request] + at.group * pair, end = begin + pair;
-    const int32_t first = ekv_even_owner(line, ekv_min(begin + line->request_cost + line->block_tokens, end));
+    *cost = line->cost[at.request + 1] - line->cost[at.request];
+    return line->groups * line->cost[at.request] + at.group * *cost;
+}
+
+EKV_INLINE EKV_HD int ekv_even_is_dense(const ekv_even_line *line)
+{
+    return line->total >= (int64_t)line->num_ctas * line->block_tokens;
+}
+
+/* The CTA of the first block of the pair of `at`. */
+EKV_INLINE EKV_HD int32_t ekv_even_first_cta(const ekv_even_line *line, ekv_even_place at)
+{
+    int64_t cost;
+    const int64_t begin = ekv_even_pair(line, at, &cost);
+    return ekv_even_owner(line, begin + ekv_min(line->request_cost + line->block_tokens, cost));
+}
+
+/* How the pair of `at` is merged, num_splits 1 where it is not cut.  first_cta: as above. */
+EKV_INLINE EKV_HD ekv_merge ekv_even_merge(const ekv_even_line *line, ekv_even_place at, int32_t first_cta)
+{
     const int32_t heads = line->heads_per_tile;
+    int64_t cost;
+    const int64_t begin = ekv_even_pair(line, at, &cost);
     ekv_merge merge = { at.request, 0, 0, 0, 0, heads, (uint16_t)(at.group * heads), (uint16_t)heads, 0 };
-    if (line->total >= (int64_t)line->num_ctas * line->block_tokens) {
-        merge.num_splits = ekv_even_owner(line, end) - first + 1;
-        merge.slot_first = (line->num_ctas + first) * heads;
-        merge.slot_next = (first + 1) * heads;
+    if (ekv_even_is_dense(line)) {
+        merge.num_splits = ekv_even_owner(line, begin + cost) - first_cta + 1;
+        merge.slot_first = (line->num_ctas + first_cta) * heads;
+        merge.slot_next = (first_cta + 1) * heads;
     } else {
         const int32_t unit = (int32_t)((begin + line->request_cost) / line->block_tokens);
-        merge.num_splits = (int32_t)ekv_max((pair - line->request_cost) / line->block_tokens, 1);
+        merge.num_splits = (int32_t)ekv_max((cost - line->request_cost) / line->block_tokens, 1);
         merge.slot_first = unit * heads;
         merge.slot_next = (unit + 1) * heads;
     }
-    *first_cta = first;
     return merge;
 }
 
-/* The piece of CTA `cta` that begins at `at`; `end` is where the CTA ends, and at is before it. */
-EKV_INLINE EKV_HD ekv_tile ekv_even_tile(const ekv_even_line *line, int32_t cta, ekv_even_place at, ekv_even_place end)
+/* A pair of one piece: its tile writes the output. */
+EKV_INLINE EKV_HD ekv_tile ekv_even_whole(const ekv_even_line *line, ekv_even_place at)
 {
-    const int32_t kv_len = line->kv_len[at.request], heads = line->heads_per_tile;
-    const int unfinished = at.request == end.request && at.group == end.group;
-    ekv_tile tile = { at.request, 0, 0, at.token, kv_len, -1, (uint16_t)(at.group * heads), (uint16_t)heads, 0 };
-    if (unfinished)
-        tile.kv_end = end.token;
-    if (unfinished || at.token > 0) {
-        int32_t first;
-        const ekv_merge merge = ekv_even_merge(line, at, &first);
-        const int dense = line->total >= (int64_t)line->num_ctas * line->block_tokens;
-        if (at.token > 0)
-            tile.split = dense ? cta - first : at.token / line->block_tokens;
-        tile.slot = (int32_t)ekv_merge_slot(&merge, tile.split);
-        tile.flags = EKV_TILE_PARTIAL;
-    }
+    const int32_t heads = line->heads_per_tile, kv_len = line->kv_len[at.request];
+    ekv_tile tile = { at.request, 0, 0, 0, kv_len, -1, (uint16_t)(at.group * heads), (uint16_t)heads, 0 };
     return tile;
+}
+
+/* The piece of CTA `cta` of a pair that is cut: it begins at `at`, and the CTA ends at `end`.  merge and
+ * first_cta: of the pair. */
+EKV_INLINE EKV_HD ekv_tile ekv_even_part(const ekv_even_line *line, int32_t cta, ekv_even_place at, ekv_even_place end,
+                                         const ekv_merge *merge, int32_t first_cta)
+{
+    ekv_tile tile = ekv_even_whole(line, at);
+    tile.kv_begin = at.token;
+    if (at.request == end.request && at.group == end.group)
+        tile.kv_end = end.token;
+    if (at.token > 0)
+        tile.split = ekv_even_is_dense(line) ? cta - first_cta : at.token / line->block_tokens;
+    tile.slot = (int32_t)ekv_merge_slot(merge, tile.split);
+    tile.flags = EKV_TILE_PARTIAL;
+    return tile;
+}
+
+/* Whether the piece that begins at `at` in a CTA that ends at `end` is a part of its pair. */
+EKV_INLINE EKV_HD int ekv_even_is_part(ekv_even_place at, ekv_even_place end)
+{
+    return at.token > 0 || (at.request == end.request && at.group == end.group);
 }
 
 #endif

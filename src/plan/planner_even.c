@@ -84,7 +84,7 @@ static ekv_status even_capacity(ekv_plan *plan, ekv_plan_capacity *capacity)
         options->block_tokens = plan->batch.page_size >= 16 && plan->batch.page_size <= 64 ? plan->batch.page_size : 16;
     ekv_even_resolve(plan);
     options->request_cost = (int32_t)ekv_min(options->request_cost, options->block_tokens);
-    plan->block_tokens = options->block_tokens;
+    plan->block_tokens = plan->cut_tokens = options->block_tokens;
     plan->request_cost = options->request_cost;
 
     const int64_t ctas = (int64_t)plan->num_sms * plan->resident_ctas;
@@ -105,17 +105,31 @@ static ekv_status even_fits(const ekv_plan *plan, const int32_t *kv_len, int32_t
     return ekv_even_fit_line(plan, tokens + (int64_t)batch_size * (plan->block_tokens + plan->request_cost));
 }
 
-/* Appends the pieces of CTA cta, which begins at `at` and ends at `end`. */
-static void add_pieces(ekv_plan *plan, const ekv_even_line *line, int32_t cta, ekv_even_place at, ekv_even_place end)
+/* The pair that was cut last: the one that the next CTA continues. */
+typedef struct last_cut {
+    ekv_merge merge;
+    int32_t first_cta;
+} last_cut;
+
+/* Appends the pieces of CTA cta, which begins at `at` and ends at `end`: the rest of a pair, whole pairs, and the
+ * begin of a pair. */
+static void add_pieces(ekv_plan *plan, const ekv_even_line *line, int32_t cta, ekv_even_place at, ekv_even_place end,
+                       last_cut *cut)
 {
-    for (; ekv_even_before(at, end); at = ekv_even_next_pair(line, at)) {
-        ekv_tile tile = ekv_even_tile(line, cta, at, end);
-        ekv_plan_add_tile(plan, tile);
-        if (tile.flags & EKV_TILE_PARTIAL && tile.kv_begin == 0) {
-            int32_t first;
-            ekv_even_add_merge(plan, ekv_even_merge(line, at, &first));
-        }
+    ekv_tile *tile = plan->tiles + plan->num_tiles;
+    if (at.token > 0 && ekv_even_before(at, end)) {
+        *tile++ = ekv_even_part(line, cta, at, end, &cut->merge, cut->first_cta);
+        at = ekv_even_next_pair(line, at);
     }
+    for (; at.request < end.request || (at.request == end.request && at.group < end.group);
+         at = ekv_even_next_pair(line, at))
+        *tile++ = ekv_even_whole(line, at);
+    if (ekv_even_before(at, end)) {
+        *cut = (last_cut){ ekv_even_merge(line, at, cta), cta };
+        ekv_even_add_merge(plan, cut->merge);
+        *tile++ = ekv_even_part(line, cta, at, end, &cut->merge, cta);
+    }
+    plan->num_tiles = tile - plan->tiles;
 }
 
 static void even_build(ekv_plan *plan)
@@ -128,6 +142,7 @@ static void even_build(ekv_plan *plan)
     line.total = line.groups * cost[line.batch_size];
 
     ekv_even_place at = { 0, 0, 0 };
+    last_cut cut = { 0 };
     int32_t request = 0;
     for (int32_t cta = 0; cta < line.num_ctas; cta++) {
         ekv_even_place end = { line.batch_size, 0, 0 };
@@ -135,7 +150,7 @@ static void even_build(ekv_plan *plan)
         if (ekv_even_advance(&line, x, &request))
             end = ekv_even_locate(&line, request, x);
         plan->cta_begin[cta] = plan->num_tiles;
-        add_pieces(plan, &line, cta, at, end);
+        add_pieces(plan, &line, cta, at, end, &cut);
         at = end;
     }
     plan->cta_begin[line.num_ctas] = plan->num_tiles;

@@ -61,14 +61,20 @@ static ekv_status even_invariant_fits(const ekv_plan *plan, const int32_t *kv_le
     return ekv_even_fit_line(plan, tokens + (partial + batch_size) * plan->options.request_cost);
 }
 
+/* Appends the chunks of a CTA, which begins at `at` and ends at `end`. */
 static void add_chunks(ekv_plan *plan, const ekv_even_chunks *chunks, ekv_even_place at, ekv_even_place end)
 {
-    for (; ekv_even_before(at, end); at = ekv_even_chunk_next(&chunks->line, at)) {
-        ekv_tile tile = ekv_even_chunk_tile(chunks, at);
-        ekv_plan_add_tile(plan, tile);
-        if (tile.flags & EKV_TILE_PARTIAL && tile.split == 0)
-            ekv_even_add_merge(plan, ekv_even_chunk_merge(chunks, at));
+    ekv_tile *tile = plan->tiles + plan->num_tiles;
+    while (ekv_even_before(at, end)) {
+        const ekv_merge merge = ekv_even_chunk_merge(chunks, at);
+        const int32_t request = at.request, group = at.group;
+        if (merge.num_splits > 1 && at.token == 0)
+            ekv_even_add_merge(plan, merge);
+        for (; at.request == request && at.group == group && ekv_even_before(at, end);
+             at = ekv_even_chunk_next(&chunks->line, at))
+            *tile++ = ekv_even_chunk_tile(chunks, at, &merge);
     }
+    plan->num_tiles = tile - plan->tiles;
 }
 
 static void even_invariant_build(ekv_plan *plan)
