@@ -118,7 +118,7 @@ const cli_command cli_command_demo = {
         "Azure LLM inference trace), adds a batch where one request holds 80 % of the tokens, and for every "
         "planner prints tiles, the busiest slot's and the mean tokens, imbalance, the time on this CPU, and the "
         "error against the reference.\n",
-    .groups = CLI_TRACE | CLI_OUTPUT,
+    .groups = CLI_SHAPE | CLI_TRACE | CLI_OUTPUT,
     .planners = "all",
     .run = demo_run,
 };

@@ -24,13 +24,12 @@ class ExplainTest(CliTest):
     def test_thresholds(self):
         for device, cuda_core, tensor_core in (("h200", 297, 66), ("h20", 176, 39)):
             _, planners = self.explain(SKEW80, "--device", device)
-            threshold = planners["flashinfer-cuda-core"]["threshold"]
-            self.assertEqual((threshold["batch"], threshold["condition"], threshold["reached"]), (cuda_core, ">=", False))
-            threshold = planners["flashinfer-tensor-core"]["threshold"]
-            self.assertEqual((threshold["batch"], threshold["condition"], threshold["reached"]), (tensor_core, ">=", True))
-            threshold = planners["fa3"]["threshold"]
-            self.assertEqual((threshold["batch"], threshold["condition"], threshold["reached"]), (992, ">", False))
-            self.assertIsNone(planners["even"]["threshold"])
+            thresholds = {name: planners[name]["threshold"] for name in planners}
+            self.assertEqual({name: [thresholds[name][key] for key in ("batch", "condition", "reached")]
+                              for name in ("flashinfer-cuda-core", "flashinfer-tensor-core", "fa3")},
+                             {"flashinfer-cuda-core": [cuda_core, ">=", False],
+                              "flashinfer-tensor-core": [tensor_core, ">=", True], "fa3": [992, ">", False]})
+            self.assertIsNone(thresholds["even"])
 
     def test_thresholds_are_where_splitting_ends(self):
         """Each planner's own plans on both sides of the threshold that explain prints."""
@@ -40,7 +39,8 @@ class ExplainTest(CliTest):
                 threshold = planners[planner]["threshold"]
                 first = threshold["batch"] + (threshold["condition"] == ">")  # that does not split
                 for batch, splits in ((first - 2, True), (first, False)):  # one less may leave no room for a split
-                    [plan] = self.objects("plan --dist skew80 --tokens 1000000 --batch", batch, heads, "--planner", planner)
+                    [plan] = self.objects("plan --dist skew80 --tokens 1000000 --batch", batch, heads,
+                                          "--planner", planner)
                     self.assertEqual(max(plan["num_splits"]) > 1, splits, (planner, heads, batch))
                     _, again = self.explain("--dist skew80 --tokens 1000000 --batch", batch, heads)
                     self.assertEqual(again[planner]["threshold"]["reached"], not splits)
