@@ -377,7 +377,7 @@ const cli_command cli_command_explain = {
                "and the kernels that a profiler then shows; the batch size from which each system stops splitting "
                "requests, on which side of it the batch lies, and whether SGLang takes that path at all; the busiest "
                "slot's tokens under every planner; and what even does instead.\n",
-    .groups = CLI_SHAPE | CLI_LENGTHS | CLI_TRACE | CLI_PLANNING | CLI_DEVICE | CLI_JSON | CLI_OUTPUT,
+    .groups = CLI_BATCH | CLI_PLANNING | CLI_DEVICE | CLI_JSON | CLI_OUTPUT,
     .planners = "all",
     .run = explain_run,
 };

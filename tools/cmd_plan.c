@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
  * evenkv plan: what planners make of a batch. */
-#include "base/status.h"
 #include "json.h"
 #include "plan/plan.h"
 #include "workload.h"
@@ -265,8 +264,7 @@ const cli_command cli_command_plan = {
                "the device.\n"
                "With --json each plan is one object on a line of its own; several batches and planners give several "
                "lines, batch by batch.\n",
-    .groups = CLI_SHAPE | CLI_LENGTHS | CLI_TRACE | CLI_PLANNERS | CLI_PLANNING | CLI_DEVICE | CLI_TILES | CLI_JSON |
-              CLI_OUTPUT,
+    .groups = CLI_BATCH | CLI_PLANNERS | CLI_PLANNING | CLI_DEVICE | CLI_TILES | CLI_JSON | CLI_OUTPUT,
     .planners = "even",
     .run = plan_run,
 };

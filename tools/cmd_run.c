@@ -164,8 +164,7 @@ const cli_command cli_command_run = {
         "status 1.\n"
         "Unless --device says otherwise plans are made for this machine, where a thread stands for an SM.  Every "
         "request is compared with a double-precision reference unless --no-check is given.\n",
-    .groups = CLI_SHAPE | CLI_LENGTHS | CLI_TRACE | CLI_PLANNERS | CLI_PLANNING | CLI_DEVICE | CLI_EXECUTION |
-              CLI_JSON | CLI_OUTPUT,
+    .groups = CLI_BATCH | CLI_PLANNERS | CLI_PLANNING | CLI_DEVICE | CLI_EXECUTION | CLI_JSON | CLI_OUTPUT,
     .planners = "even",
     .run = run_run,
 };

@@ -18,7 +18,7 @@ enum { NUM_COMMANDS = sizeof commands / sizeof commands[0] };
 
 ekv_status cli_usage(cli_state *cli, ekv_status status)
 {
-    if (status)
+    if (status && status != EKV_ERROR_OUT_OF_MEMORY)
         cli->exit_code = CLI_USAGE;
     return status;
 }
@@ -157,11 +157,8 @@ int main(int count, char **arguments)
     keep_standard_files();
     cli_state cli = { 0 };
     ekv_status status = dispatch(&cli, count, arguments);
-    if (!status) {
+    if (!status)
         status = write_output(&cli);
-        if (status && !cli.exit_code)
-            cli.exit_code = CLI_FAILURE;
-    }
     if (status) {
         fprintf(stderr, "evenkv: %s (%s)\n", ekv_last_error(), ekv_status_name(status));
         if (!cli.exit_code)

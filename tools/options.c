@@ -97,12 +97,12 @@ static const option_row table[] = {
 
     TEXT(CLI_LENGTHS, "kv-lens", "LIST", kv_lens,
          "KV tokens of each request, as 5,17,0, or @FILE with one batch a line"),
-    NUMBER(CLI_LENGTHS, "batch", "B", INT64, batch, 1, INT32_MAX, "with --tokens: a batch of B requests"),
-    NUMBER(CLI_LENGTHS, "tokens", "T", INT64, tokens, 1, INT64_MAX, "with --batch: T tokens in all"),
-    TEXT(CLI_LENGTHS, "dist", "NAME", dist,
+    NUMBER(CLI_DIST, "batch", "B", INT64, batch, 1, INT32_MAX, "with --tokens: a batch of B requests"),
+    NUMBER(CLI_DIST, "tokens", "T", INT64, tokens, 1, INT64_MAX, "with --batch: T tokens in all"),
+    TEXT(CLI_DIST, "dist", "NAME", dist,
          "how the T tokens are spread: uniform (default); skewNN: one request holds NN percent; KxNN: K requests hold "
          "NN percent each"),
-    ONE_OF(CLI_LENGTHS, "hot", "PLACE", hot, places, "where those long requests are: first (default), middle, last"),
+    ONE_OF(CLI_DIST, "hot", "PLACE", hot, places, "where those long requests are: first (default), middle, last"),
 
     TEXT(CLI_TRACE, "trace", "FILE", trace,
          "request trace: Azure LLM inference CSV, Mooncake JSON lines, BurstGPT CSV"),
@@ -110,12 +110,12 @@ static const option_row table[] = {
            "auto (default: by its first line), azure, mooncake, burstgpt"),
     NUMBER(CLI_TRACE, "sample", "N", INT64, sample, 1, 1000000,
            "decode steps to draw from the replay (default 1; demo: 2)"),
-    NUMBER(CLI_TRACE, "seed", "S", INT64, seed, 0, INT64_MAX, "seed of all that is drawn at random (default 1)"),
     NUMBER(CLI_TRACE, "step-ms", "MS", REAL, step_ms, 0, 0, "how long a decode step takes (default 30)"),
     NUMBER(CLI_TRACE, "speedup", "X", REAL, speedup, 0, 0, "requests arrive X times faster than recorded (default 1)"),
     NUMBER(CLI_TRACE, "max-batch", "B", INT32, max_batch, 1, INT32_MAX, "most requests in a step (default: no limit)"),
     NUMBER(CLI_TRACE, "token-budget", "T", INT64, token_budget, 1, INT64_MAX,
            "KV tokens that the cache holds; requests that do not fit wait (default: no limit)"),
+    NUMBER(CLI_TRACE, "seed", "S", INT64, seed, 0, INT64_MAX, "seed of all that is drawn at random (default 1)"),
 
     TEXT(CLI_PLANNERS, "planner", "NAMES", planner, "one, several (as none,even), or all of:"),
     PLAN_SWITCH("cuda-graph", cuda_graph, "FlashInfer planners: the rules under CUDA graph capture"),
@@ -283,7 +283,8 @@ static const char *heading(unsigned group)
 {
     switch (group) {
     case CLI_SHAPE: return "Shape of the batch";
-    case CLI_LENGTHS: return "Lengths, given or made";
+    case CLI_LENGTHS:
+    case CLI_DIST: return "Lengths, given or made";
     case CLI_TRACE:
         return "Lengths from a trace (it has arrivals and totals only, so it is replayed with continuous batching: "
                "a request that has arrived joins the batch when it fits, its prefill takes no time, and each decode "

@@ -16,15 +16,17 @@ typedef struct cli_text cli_text;
 /* Groups of options; a command takes whole groups. */
 enum {
     CLI_SHAPE = 1 << 0,     /* heads, head_dim, page size, dtype */
-    CLI_LENGTHS = 1 << 1,   /* KV lengths given or made */
-    CLI_TRACE = 1 << 2,     /* KV lengths from a request trace */
-    CLI_PLANNERS = 1 << 3,  /* --planner */
-    CLI_PLANNING = 1 << 4,  /* what planners take */
-    CLI_DEVICE = 1 << 5,    /* --device */
-    CLI_EXECUTION = 1 << 6, /* what runs on a backend */
-    CLI_TILES = 1 << 7,     /* --tiles */
-    CLI_JSON = 1 << 8,      /* --json */
-    CLI_OUTPUT = 1 << 9     /* --output, --help */
+    CLI_LENGTHS = 1 << 1,   /* KV lengths given */
+    CLI_DIST = 1 << 2,      /* KV lengths made by a distribution */
+    CLI_TRACE = 1 << 3,     /* KV lengths from a request trace */
+    CLI_PLANNERS = 1 << 4,  /* --planner */
+    CLI_PLANNING = 1 << 5,  /* what planners take */
+    CLI_DEVICE = 1 << 6,    /* --device */
+    CLI_EXECUTION = 1 << 7, /* what runs on a backend */
+    CLI_TILES = 1 << 8,     /* --tiles */
+    CLI_JSON = 1 << 9,      /* --json */
+    CLI_OUTPUT = 1 << 10,   /* --output, --help */
+    CLI_BATCH = CLI_SHAPE | CLI_LENGTHS | CLI_DIST | CLI_TRACE
 };
 
 /* What was given; 0 or NULL where an option without a default was not. */

@@ -104,26 +104,31 @@ static ekv_status read_dist(cli_state *cli, ekv_lengths_list **lengths)
 {
     const cli_options *options = &cli->options;
     if (!options->batch || !options->tokens)
-        return cli_usage(cli,
-                         ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s needs %s too",
-                                  cli_options_given(options, CLI_LENGTHS), options->batch ? "--tokens" : "--batch"));
-    ekv_status status = ekv_lengths_from_dist(cli->context, options->dist ? options->dist : "uniform", options->batch,
-                                              options->tokens, (ekv_hot)options->hot, lengths);
-    return status == EKV_ERROR_OUT_OF_MEMORY ? status : cli_usage(cli, status);
+        return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s needs %s too",
+                                       cli_options_given(options, CLI_DIST), options->batch ? "--tokens" : "--batch"));
+    return cli_usage(cli, ekv_lengths_from_dist(cli->context, options->dist ? options->dist : "uniform", options->batch,
+                                                options->tokens, (ekv_hot)options->hot, lengths));
+}
+
+/* An option of --trace without it, or NULL.  --seed comes last in its group and is also that of tensors. */
+static const char *stray_trace_option(const cli_state *cli)
+{
+    const char *given = cli->options.trace ? NULL : cli_options_given(&cli->options, CLI_TRACE);
+    const bool draws_tensors = cli->command->groups & CLI_EXECUTION;
+    return given && draws_tensors && !strcmp(given, "--seed") ? NULL : given;
 }
 
 static ekv_status read_lengths(cli_state *cli, ekv_lengths_list **lengths)
 {
     const cli_options *options = &cli->options;
-    const bool made = options->batch || options->tokens || options->dist;
+    const bool made = cli_options_given(options, CLI_DIST) != NULL;
     if ((options->kv_lens != NULL) + made + (options->trace != NULL) != 1)
         return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT,
                                        "%s needs lengths from one of --kv-lens, --batch with --tokens, --trace",
                                        cli->command->name));
-    if (!options->trace && cli_options_given(options, CLI_TRACE) &&
-        strcmp(cli_options_given(options, CLI_TRACE), "--seed")) /* run draws its cache from it too */
-        return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s goes with --trace only",
-                                       cli_options_given(options, CLI_TRACE)));
+    if (stray_trace_option(cli))
+        return cli_usage(cli,
+                         ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s goes with --trace only", stray_trace_option(cli)));
     if (options->trace)
         return cli_trace_read(cli, lengths);
     if (made)

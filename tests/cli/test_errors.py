@@ -61,6 +61,10 @@ class Usage(CliTest):
         self.refuse(2, INVALID, "--tokens", "plan --batch 4")
         self.refuse(2, INVALID, "--batch", "plan --tokens 4")
         self.refuse(2, INVALID, "--speedup", "plan --kv-lens 5 --speedup 2")
+        self.refuse(2, INVALID, "--speedup", "run --kv-lens 5 --seed 3 --speedup 2")
+        self.refuse(2, INVALID, "--seed", "plan --kv-lens 5 --seed 3")
+        self.refuse(2, INVALID, "--kv-lens", "plan --kv-lens 5 --hot last")
+        self.refuse(2, INVALID, "--planner", "explain --kv-lens 5 --planner even")
 
     def test_numbers(self):
         for value in ("0", "-1", "1e3", "0x10", "12a", "+5", "1.5", "99999999999", "nan"):
