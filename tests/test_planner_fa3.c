@@ -87,6 +87,9 @@ static void bound_is_the_smallest_efficient_number(void **state)
     assert_int_equal(ekv_fa3_num_splits_bound(8, 1, wide, small, H200_SMS, 0), 15);
     assert_int_equal(ekv_fa3_num_splits_bound(4, 1, 4, small, H200_SMS, 0), 1);
     assert_int_equal(ekv_fa3_num_splits_bound(4, 1, 5, small, H200_SMS, 0), 5);
+    /* 17 splits have exactly 85 % of the use that 20 have; the roundings of float32 decide. */
+    assert_int_equal(ekv_fa3_num_splits_bound(1, 1, 20, small, 24, 0), 18);
+    assert_int_equal(ekv_fa3_num_splits_bound(1, 1, 20, small, 29, 0), 17);
     assert_int_equal(ekv_fa3_num_splits_bound(106, 1, wide, large, H200_SMS, 0), 1); /* 106 >= 0.8 * 132 = 105.6 */
     /* 105 tiles use 0.795 of a wave, and so do 2, 3 and 4 times as many of 2, 3 and 4; 525 use 0.994 of four. */
     assert_int_equal(ekv_fa3_num_splits_bound(105, 1, wide, large, H200_SMS, 0), 5);
