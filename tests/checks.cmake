@@ -50,3 +50,6 @@ if(NOT CMAKE_C_FLAGS MATCHES "-fsanitize|--coverage") # their runtimes add symbo
         evenkv_check(docs --build ${CMAKE_BINARY_DIR} --cc ${CMAKE_C_COMPILER})
     endif()
 endif()
+
+# What runs on several threads; .ci/run repeats these under ThreadSanitizer.
+set_tests_properties(test_base test_decode test_decode_args test_decode_bits test_merge PROPERTIES LABELS threads)
