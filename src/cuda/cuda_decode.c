@@ -243,7 +243,7 @@ static void fill_params(const ekv_plan *plan, const ekv_tensors *t, const ekv_de
     params->header = (const ekv_plan_header *)(const void *)records;
     params->tiles = (const ekv_tile *)(const void *)(records + p->layout.tiles);
     params->merges = (const ekv_merge *)(const void *)(records + p->layout.merges);
-    params->cta_begin = (const int32_t *)(const void *)(records + p->layout.ctas);
+    params->ctas = (const ekv_cta_record *)(const void *)(records + p->layout.ctas);
     params->queue = w->queue;
     params->part_o = w->part_o;
     params->part_ml = w->part_ml;

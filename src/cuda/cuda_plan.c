@@ -25,7 +25,7 @@ static ekv_records_layout lay_out_records(const ekv_plan *plan)
     ekv_records_layout layout = { .ranges = c->ctas > 0 };
     layout.tiles = take(&used, c->tiles, sizeof(ekv_tile));
     layout.merges = take(&used, c->merges, sizeof(ekv_merge));
-    layout.ctas = take(&used, layout.ranges ? c->ctas + 1 : 0, sizeof(int32_t));
+    layout.ctas = take(&used, layout.ranges ? c->ctas : 0, sizeof(ekv_cta_record));
     layout.size = take(&used, 0, 0);
     return layout;
 }
@@ -42,9 +42,13 @@ static void write_records(const ekv_plan *plan, const ekv_records_layout *layout
     memcpy(host + layout->tiles, plan->tiles, (size_t)plan->num_tiles * sizeof *plan->tiles);
     if (plan->num_merges)
         memcpy(host + layout->merges, plan->merges, (size_t)plan->num_merges * sizeof *plan->merges);
-    int32_t *cta_begin = (int32_t *)(void *)(host + layout->ctas);
-    for (int64_t i = 0; ranges && i <= ctas; i++)
-        cta_begin[i] = (int32_t)plan->cta_begin[i];
+    ekv_cta_record *records = (ekv_cta_record *)(void *)(host + layout->ctas);
+    for (int64_t i = 0; ranges && i < ctas; i++) {
+        const int64_t begin = plan->cta_begin[i], end = plan->cta_begin[i + 1];
+        records[i] = (ekv_cta_record){ .tile_begin = (int32_t)begin, .tile_end = (int32_t)end };
+        if (begin < end)
+            records[i].first = plan->tiles[begin];
+    }
 }
 
 static void set_max_kv_len(const ekv_plan *plan, ekv_cuda_plan *p)

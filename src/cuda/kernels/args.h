@@ -12,7 +12,7 @@ typedef struct ekv_upload_params {
     void *target;
     int64_t tiles_offset;  /* ekv_tile[num_tiles] */
     int64_t merges_offset; /* ekv_merge[num_merges] */
-    int64_t ctas_offset;   /* int32_t[num_ctas + 1]; -1: the plan has no ranges */
+    int64_t ctas_offset;   /* ekv_cta_record[num_ctas]; -1: the plan has no ranges */
 } ekv_upload_params;
 
 /* ekv_merge_states_*: as ekv_merge_args, strides filled in. */
@@ -29,6 +29,22 @@ typedef struct ekv_states_params {
     int32_t o_dtype;   /* ekv_dtype */
     float log2_factor; /* lse * log2_factor is a base-2 logarithm */
 } ekv_states_params;
+
+/* ekv_fill_tokens: random K or V for the tokens that requests have; grid.y over requests, all else over tokens. */
+typedef struct ekv_fill_params {
+    void *data;
+    int64_t stride_page, stride_token, stride_head;
+    const int32_t *page_indptr, *page_indices, *table_rows; /* as in ekv_kernel_params */
+    int64_t table_stride;
+    const int32_t *kv_len; /* [batch_size] */
+    int32_t batch_size;
+    int32_t page_size;
+    int32_t heads;
+    int32_t head_dim;
+    int32_t dtype; /* ekv_dtype */
+    float range;
+    uint64_t seed;
+} ekv_fill_params;
 
 /* A piece of a request, as the reference cuts it. */
 typedef struct ekv_reference_chunk {

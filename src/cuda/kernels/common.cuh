@@ -14,7 +14,8 @@
 
 /* ---- 16-bit floats, two in a register: BF16 1 is bf16, 0 is fp16 -------------------------------------- */
 
-template <int BF16> EKV_DEVICE uint32_t ekv_pack2(float low, float high)
+template <int BF16>
+EKV_DEVICE uint32_t ekv_pack2(float low, float high)
 {
     uint32_t packed;
     if (BF16)
@@ -24,7 +25,8 @@ template <int BF16> EKV_DEVICE uint32_t ekv_pack2(float low, float high)
     return packed;
 }
 
-template <int BF16> EKV_DEVICE float2 ekv_unpack2(uint32_t packed)
+template <int BF16>
+EKV_DEVICE float2 ekv_unpack2(uint32_t packed)
 {
     if (BF16)
         return make_float2(__uint_as_float(packed << 16), __uint_as_float(packed & 0xFFFF0000u));
@@ -105,7 +107,8 @@ EKV_DEVICE int32_t ekv_query_head(const ekv_kernel_params &p, int32_t head, int3
 /* ---- Results ------------------------------------------------------------------------------------------ */
 
 /* Eight outputs of a query head, normalised: 16 bytes. */
-template <int BF16> EKV_DEVICE void ekv_store8(void *to, const float (&out)[8], float factor)
+template <int BF16>
+EKV_DEVICE void ekv_store8(void *to, const float (&out)[8], float factor)
 {
     uint4 packed;
     packed.x = ekv_pack2<BF16>(out[0] * factor, out[1] * factor);
@@ -141,6 +144,24 @@ EKV_DEVICE void ekv_write_row(const ekv_kernel_params &p, const ekv_tile &tile, 
                      out, total > 0 ? 1.0f / total : 0.0f);
     if (p.lse && d == 0)
         p.lse[tile.request * p.lse_stride_request + query_head * p.lse_stride_head] = ekv_lse(p, top, total);
+}
+
+/* ---- Dependent launches ------------------------------------------------------------------------------- */
+
+/* Lets the next kernel of the stream take its place on SMs as they come free. */
+EKV_DEVICE void ekv_launch_dependents()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* Waits until the kernels before this one have ended and what they wrote can be read. */
+EKV_DEVICE void ekv_wait_for_launch()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 /* ---- Stamps ------------------------------------------------------------------------------------------- */

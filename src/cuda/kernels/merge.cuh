@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Merges partial results in split order: after the tiles, in the same stream.
  *
- * A unit is one row of one head of one merge.  With few splits a warp merges a row, so that the CTA of a head's
- * first unit merges all of its rows.  With many splits a CTA merges a row: each warp adds up a contiguous part of
- * the splits, and the parts are added in order. */
+ * A unit is one row of one head of one merge.  With few splits a warp merges a row, and the CTA of a head's first
+ * unit merges all of its rows.  With many splits a CTA merges a row: each warp adds up a contiguous part of the
+ * splits, and the parts are added in order.
+ *
+ * The kernel is cold when it starts, so its code is kept short: instructions have to come from memory, too. */
 #ifndef EVENKV_CUDA_KERNELS_MERGE_CUH
 #define EVENKV_CUDA_KERNELS_MERGE_CUH
 
@@ -15,64 +17,35 @@ namespace merge
 enum {
     THREADS = 256,
     WARPS = THREADS / 32,
-    AT_ONCE = 8,   /* partial results of a row that a warp loads at a time */
-    FEW = AT_ONCE, /* splits that one warp merges alone */
-    MAX_HEAD_DIM = 256,
-    PASSES = MAX_HEAD_DIM / 128
+    FEW = 8,      /* splits that one warp merges alone */
+    AT_ONCE = 16, /* partial results that a warp loads at a time */
+    SLICE = 128   /* elements of a row that a warp takes at a time, 4 a lane */
 };
 
 /* The partial results of one row. */
 struct row_parts {
-    const float *o;
-    const float2 *ml;            /* largest, sum */
-    int64_t first, next, stride; /* slot rows, as in ekv_merge */
-    int32_t head_dim;
+    uint32_t first, next, stride; /* slot rows, as in ekv_merge */
 
     EKV_MEMBER row_parts(const ekv_kernel_params &p, const ekv_merge &m, int32_t head, int32_t row)
     {
-        o = p.part_o;
-        ml = reinterpret_cast<const float2 *>(p.part_ml);
-        first = (int64_t)(m.slot_first + head) * p.slot_rows + row;
-        next = (int64_t)(m.slot_next + head) * p.slot_rows + row;
-        stride = (int64_t)m.slot_stride * p.slot_rows;
-        head_dim = p.head_dim;
+        first = (uint32_t)((m.slot_first + head) * p.slot_rows + row);
+        next = (uint32_t)((m.slot_next + head) * p.slot_rows + row);
+        stride = (uint32_t)(m.slot_stride * p.slot_rows);
     }
 
-    EKV_MEMBER int64_t slot_row(int32_t split) const
+    EKV_MEMBER uint32_t slot_row(int32_t split) const
     {
-        return split == 0 ? first : next + (split - 1) * stride;
+        return split == 0 ? first : next + (uint32_t)(split - 1) * stride;
     }
 
-    /* d = pass * 128 + lane * 4 .. + 3; 0 where there is no such split or element. */
-    EKV_MEMBER float4 load(int32_t split, int32_t splits, int pass) const
+    /* Largest score and sum; a part without tokens has sum 0. */
+    EKV_MEMBER float2 load_ml(const ekv_kernel_params &p, int32_t split, int32_t splits) const
     {
-        const int d = pass * 128 + (int)(threadIdx.x % 32) * 4;
-        if (split >= splits || d >= head_dim)
-            return make_float4(0, 0, 0, 0);
-        return *reinterpret_cast<const float4 *>(o + slot_row(split) * head_dim + d);
-    }
-
-    EKV_MEMBER float2 load_ml(int32_t split, int32_t splits) const
-    {
-        return split < splits ? ml[slot_row(split)] : make_float2(-INFINITY, 0);
+        return split < splits ? reinterpret_cast<const float2 *>(p.part_ml)[slot_row(split)]
+                              : make_float2(-INFINITY, 0);
     }
 };
 
-EKV_DEVICE float warp_max(float x)
-{
-    for (int other = 16; other; other /= 2)
-        x = fmaxf(x, __shfl_xor_sync(EKV_FULL_WARP, x, other));
-    return x;
-}
-
-EKV_DEVICE float warp_sum(float x)
-{
-    for (int other = 16; other; other /= 2)
-        x += __shfl_xor_sync(EKV_FULL_WARP, x, other);
-    return x;
-}
-
-/* Weight of a partial result; a part without tokens has none, whatever its largest score. */
 EKV_DEVICE float weight_of(float2 ml, float top, float scale_log2)
 {
     return ml.y > 0 ? ekv_exp2((ml.x - top) * scale_log2) : 0;
@@ -86,7 +59,30 @@ EKV_DEVICE void add(float4 &sum, float weight, const float4 &o)
     sum.w = fmaf(weight, o.w, sum.w);
 }
 
-/* Writes d .. d + 3 of a row. */
+/* Elements d .. d + 3 of the splits [begin, end), weighted and added in order. */
+EKV_DEVICE float4 add_splits(const ekv_kernel_params &p, const row_parts &parts, int32_t begin, int32_t end, int32_t d,
+                             float top)
+{
+    const int lane = (int)(threadIdx.x % 32);
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+    for (int32_t at = begin; at < end; at += AT_ONCE) {
+        float4 o[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (at + i < end && d < p.head_dim)
+                o[i] = *reinterpret_cast<const float4 *>(p.part_o + (int64_t)parts.slot_row(at + i) * p.head_dim + d);
+        const float weight = weight_of(parts.load_ml(p, at + lane, lane < AT_ONCE ? end : 0), top, p.scale_log2);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const float by = __shfl_sync(EKV_FULL_WARP, weight, i);
+            if (at + i < end && d < p.head_dim)
+                add(sum, by, o[i]);
+        }
+    }
+    return sum;
+}
+
 template <int BF16>
 EKV_DEVICE void write(const ekv_kernel_params &p, const ekv_merge &m, int32_t head, int32_t row, int32_t d,
                       const float4 &o, float top, float total)
@@ -102,110 +98,74 @@ EKV_DEVICE void write(const ekv_kernel_params &p, const ekv_merge &m, int32_t he
         p.lse[m.request * p.lse_stride_request + query_head * p.lse_stride_head] = ekv_lse(p, top, total);
 }
 
-/* At most FEW splits: all loads are under way before the first is used. */
+/* One row, by one warp or, many, by all warps of the CTA. */
 template <int BF16>
-EKV_DEVICE void merge_row_by_warp(const ekv_kernel_params &p, const ekv_merge &m, int32_t head, int32_t row)
-{
-    const int lane = (int)(threadIdx.x % 32);
-    const row_parts parts(p, m, head, row);
-    const float2 ml = parts.load_ml(lane, m.num_splits);
-    float4 o[FEW][PASSES];
-#pragma unroll
-    for (int s = 0; s < FEW; s++)
-#pragma unroll
-        for (int pass = 0; pass < PASSES; pass++)
-            o[s][pass] = parts.load(s, m.num_splits, pass);
-    const float top = warp_max(ml.x);
-    const float weight = weight_of(ml, top, p.scale_log2);
-    const float total = warp_sum(weight * ml.y);
-    float4 sum[PASSES] = {};
-#pragma unroll
-    for (int s = 0; s < FEW; s++)
-#pragma unroll
-        for (int pass = 0; pass < PASSES; pass++)
-            add(sum[pass], __shfl_sync(EKV_FULL_WARP, weight, s), o[s][pass]);
-#pragma unroll
-    for (int pass = 0; pass < PASSES; pass++)
-        if (pass * 128 + lane * 4 < p.head_dim)
-            write<BF16>(p, m, head, row, pass * 128 + lane * 4, sum[pass], top, total);
-}
-
-template <int BF16>
-EKV_DEVICE void merge_row_by_cta(const ekv_kernel_params &p, const ekv_merge &m, int32_t head, int32_t row,
-                                 float4 (&shared)[WARPS][MAX_HEAD_DIM / 4])
+EKV_DEVICE void merge_row(const ekv_kernel_params &p, const ekv_merge &m, int32_t head, int32_t row, bool many,
+                          float4 (&shared)[WARPS][32])
 {
     const int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
     const int32_t splits = m.num_splits;
     const row_parts parts(p, m, head, row);
     float top = -INFINITY, total = 0;
+#pragma unroll 1
     for (int32_t s = lane; s < splits; s += 32)
-        top = fmaxf(top, parts.load_ml(s, splits).x);
-    top = warp_max(top);
-    for (int32_t s = lane; s < splits; s += 32) {
-        const float2 ml = parts.load_ml(s, splits);
+        top = fmaxf(top, parts.load_ml(p, s, splits).x);
+#pragma unroll
+    for (int other = 16; other; other /= 2)
+        top = fmaxf(top, __shfl_xor_sync(EKV_FULL_WARP, top, other));
+#pragma unroll 1
+    for (int32_t s = lane; s < splits; s += 32) { /* from the L1 cache */
+        const float2 ml = parts.load_ml(p, s, splits);
         total = fmaf(weight_of(ml, top, p.scale_log2), ml.y, total);
     }
-    total = warp_sum(total);
+#pragma unroll
+    for (int other = 16; other; other /= 2)
+        total += __shfl_xor_sync(EKV_FULL_WARP, total, other);
 
-    const int32_t begin = (int32_t)((int64_t)splits * warp / WARPS),
-                  end = (int32_t)((int64_t)splits * (warp + 1) / WARPS);
-    float4 sum[PASSES] = {};
-    for (int32_t window = begin; window < end; window += 32) {
-        const float weight = weight_of(parts.load_ml(window + lane, end), top, p.scale_log2);
-        const int32_t window_end = window + 32 < end ? window + 32 : end;
-        for (int32_t s = window; s < window_end; s += AT_ONCE) {
-            float4 o[AT_ONCE][PASSES];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++)
-#pragma unroll
-                for (int pass = 0; pass < PASSES; pass++)
-                    o[i][pass] = parts.load(s + i, window_end, pass);
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++)
-#pragma unroll
-                for (int pass = 0; pass < PASSES; pass++)
-                    add(sum[pass], __shfl_sync(EKV_FULL_WARP, weight, s - window + i), o[i][pass]);
+    const int32_t begin = many ? (int32_t)((int64_t)splits * warp / WARPS) : 0;
+    const int32_t end = many ? (int32_t)((int64_t)splits * (warp + 1) / WARPS) : splits;
+#pragma unroll 1
+    for (int32_t slice = 0; slice < p.head_dim; slice += SLICE) {
+        const int32_t d = slice + lane * 4;
+        float4 sum = add_splits(p, parts, begin, end, d, top);
+        if (many) {
+            shared[warp][lane] = sum;
+            __syncthreads();
+            if (warp == 0)
+                for (int w = 1; w < WARPS; w++)
+                    add(sum, 1.0f, shared[w][lane]);
+            __syncthreads();
         }
+        if ((!many || warp == 0) && d < p.head_dim)
+            write<BF16>(p, m, head, row, d, sum, top, total);
     }
-#pragma unroll
-    for (int pass = 0; pass < PASSES; pass++)
-        shared[warp][pass * 32 + lane] = sum[pass];
-    __syncthreads();
-    if ((int)threadIdx.x * 4 < p.head_dim) {
-        float4 all = shared[0][threadIdx.x];
-        for (int w = 1; w < WARPS; w++)
-            add(all, 1.0f, shared[w][threadIdx.x]);
-        write<BF16>(p, m, head, row, (int32_t)threadIdx.x * 4, all, top, total);
-    }
-    __syncthreads();
 }
 
-template <int BF16> EKV_DEVICE void merge_all(const ekv_kernel_params &p)
+template <int BF16>
+EKV_DEVICE void merge_all(const ekv_kernel_params &p)
 {
-    __shared__ float4 shared[WARPS][MAX_HEAD_DIM / 4];
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory"); /* launched before the tiles have ended */
-#endif
+    __shared__ float4 shared[WARPS][32];
+    ekv_wait_for_launch();
     const int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
-    const int64_t heads = (int64_t)p.header->num_merges * p.merge_heads, units = heads * p.slot_rows;
+    const uint32_t heads = (uint32_t)(p.header->num_merges * p.merge_heads), units = heads * (uint32_t)p.slot_rows;
     /* Unit u: row u / heads of head u % heads.  The warp looks at 32 of the CTA's units at a time. */
-    for (int64_t base = blockIdx.x; base < units; base += 32 * (int64_t)gridDim.x) {
-        const int64_t mine = base + (int64_t)lane * gridDim.x;
+    for (uint32_t base = blockIdx.x; base < units; base += 32 * gridDim.x) {
+        const uint32_t mine = base + (uint32_t)lane * gridDim.x, mine_head = mine % heads;
         bool active = false;
         if (mine < units) {
-            const ekv_merge *m = p.merges + mine % heads / p.merge_heads;
-            active = (mine < heads || m->num_splits > FEW) && mine % heads % p.merge_heads < m->head_count;
+            const ekv_merge *m = p.merges + mine_head / (uint32_t)p.merge_heads;
+            active = (mine < heads || m->num_splits > FEW) && mine_head % (uint32_t)p.merge_heads < m->head_count;
         }
         for (uint32_t left = __ballot_sync(EKV_FULL_WARP, active); left; left &= left - 1) {
-            const int64_t unit = base + (int64_t)(__ffs((int)left) - 1) * gridDim.x;
+            const uint32_t unit = base + (uint32_t)(__ffs((int)left) - 1) * gridDim.x, unit_head = unit % heads;
             const int64_t start_ns = p.stamps ? ekv_global_ns() : 0;
-            const ekv_merge m = p.merges[unit % heads / p.merge_heads];
-            const int32_t head = (int32_t)(unit % heads % p.merge_heads);
-            if (m.num_splits > FEW)
-                merge_row_by_cta<BF16>(p, m, head, (int32_t)(unit / heads), shared);
-            else
-                for (int32_t row = warp; row < p.slot_rows; row += WARPS)
-                    merge_row_by_warp<BF16>(p, m, head, row);
+            const ekv_merge m = p.merges[unit_head / (uint32_t)p.merge_heads];
+            const int32_t head = (int32_t)(unit_head % (uint32_t)p.merge_heads);
+            const bool many = m.num_splits > FEW;
+#pragma unroll 1
+            for (int32_t row = many ? (int32_t)(unit / heads) : warp; row < p.slot_rows;
+                 row += many ? p.slot_rows : (int32_t)WARPS)
+                merge_row<BF16>(p, m, head, row, many, shared);
             if (p.stamps && threadIdx.x == 0 && unit < heads)
                 ekv_stamp_write(p.stamps, (int64_t)p.header->num_tiles + unit, (int32_t)unit, 2, start_ns);
         }

@@ -31,7 +31,8 @@ enum { STAGES = 3 };
 enum { END = -1, UNKNOWN = -2 };
 
 /* D: head_dim.  N: rows of Q, 8 or 16. */
-template <int D, int N> struct shape {
+template <int D, int N>
+struct shape {
     enum {
         TOKENS = D >= 128 ? 16 : 32, /* ekv_mma_stage_tokens */
         CHUNKS = D / 8,              /* 16-byte pieces of a row */
@@ -41,7 +42,8 @@ template <int D, int N> struct shape {
         LANE_ROWS = 32 / CHUNKS,       /* rows that a warp copies at a time; 1 at D = 256 */
         ROW_TILES = N / 8,
         D_TILES = D / 16,
-        PREFETCH_Q = D * N <= 1024 /* else the registers do not suffice */
+        Q_COPIES = N * CHUNKS / 32, /* 16-byte pieces of Q that a lane loads */
+        PREFETCH_Q = D * N <= 1024  /* else the registers do not suffice */
     };
 };
 
@@ -70,7 +72,8 @@ EKV_DEVICE uint32_t transpose_matrix(uint32_t x)
     return y;
 }
 
-template <int BF16> EKV_DEVICE void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+template <int BF16>
+EKV_DEVICE void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     if (BF16)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -84,7 +87,8 @@ template <int BF16> EKV_DEVICE void multiply(float (&c)[4], const uint32_t (&a)[
 
 /* Shared address of 16-byte chunk `chunk` of row `row`: chunks are permuted within a row so that eight rows at
  * one chunk lie in different banks. */
-template <int D> EKV_DEVICE uint32_t swizzled(uint32_t base, int row, int chunk)
+template <int D>
+EKV_DEVICE uint32_t swizzled(uint32_t base, int row, int chunk)
 {
     return base + (uint32_t)(row * (D * 2) + ((chunk ^ (row & 7)) << 4));
 }
@@ -110,6 +114,7 @@ struct place {
     int member;                              /* among the warps of the head */
     int members;                             /* warps a head */
     uint32_t ring;                           /* shared address of the warp's first stage */
+    uint32_t q;                              /* shared address of the warp's Q, [N][D] */
     tile_entry *entries;                     /* [EKV_MMA_TILE_RING], the warp's own */
     volatile unsigned long long *queue_ring; /* [EKV_MMA_TILE_RING], the CTA's */
 };
@@ -137,11 +142,15 @@ struct scout {
         known = rows_asked = records_asked = tokens = 0;
         claim = 0;
         first = (int32_t)blockIdx.x;
-        count = first < __ldg(&p.header->num_tiles);
-        if (p.dispatch == EKV_DISPATCH_RANGE) {
-            const bool launched = first < __ldg(&p.header->num_ctas);
-            first = launched ? __ldg(p.cta_begin + blockIdx.x) : 0;
-            count = launched ? __ldg(p.cta_begin + blockIdx.x + 1) - first : 0;
+        if (p.dispatch == EKV_DISPATCH_RANGE) { /* the first tile's record comes with the range */
+            const ekv_cta_record *cta = p.ctas + blockIdx.x;
+            asked = ekv_load_tile(&cta->first, 0);
+            const int2 range = __ldg(reinterpret_cast<const int2 *>(cta));
+            first = range.x;
+            count = range.y - range.x;
+            records_asked = count > 0;
+        } else {
+            count = first < __ldg(&p.header->num_tiles);
         }
         claims = count;
         total = p.dispatch == EKV_DISPATCH_QUEUE && count > 0 ? 0x7FFFFFFF : count;
@@ -229,7 +238,8 @@ struct scout {
 
 /* ---- Producer ------------------------------------------------------------------------------------------ */
 
-template <int D, int N> struct producer {
+template <int D, int N>
+struct producer {
     typedef shape<D, N> S;
     const uint16_t *k, *v; /* of the tile's head */
     const int32_t *pages;  /* of the tile's request */
@@ -257,40 +267,25 @@ template <int D, int N> struct producer {
         }
     }
 
-    /* One step of the scout. */
-    EKV_MEMBER void look_ahead(const ekv_kernel_params &p, const place &w, scout &ahead) const
+    /* Moves to the next tile in which this warp has a block, if the scout knows one.  The warp's ring of tiles
+     * holds those from the consumer's on. */
+    EKV_MEMBER void advance(const ekv_kernel_params &p, const place &w, scout &ahead, int32_t consumed_tiles)
     {
-        ahead.step(p, w, next, end - token, 2 * STAGES * w.members * S::TOKENS);
-    }
-
-    /* Moves to the next tile in which this warp has a block.  False: none is known yet, or none is left.
-     * The warp's ring of tiles holds those from the consumer's on. */
-    EKV_MEMBER bool advance(const ekv_kernel_params &p, const place &w, scout &ahead, int32_t consumed_tiles)
-    {
-        while (next < ahead.total && next < consumed_tiles + EKV_MMA_TILE_RING / 2) {
-            if (next >= ahead.known) {
-                if (w.warp != 0 && ahead.records_asked == next && ahead.number(w, next) == UNKNOWN)
-                    return false; /* warp 0 has still to claim it */
-                look_ahead(p, w, ahead);
-                continue;
-            }
+        token = end;
+        while (next < ahead.known && next < consumed_tiles + EKV_MMA_TILE_RING / 2) {
             const tile_entry tile = w.entries[next % EKV_MMA_TILE_RING];
             next++;
             ahead.tokens -= tile.kv_end - tile.kv_begin;
+            if (tile.kv_begin + w.member * S::TOKENS >= tile.kv_end)
+                continue;
             token = tile.kv_begin + w.member * S::TOKENS;
             end = tile.kv_end;
-            if (token >= end) {
-                token = end;
-                continue;
-            }
             const int32_t kv_head = ekv_kv_head(p, (int32_t)(tile.heads & 0xFFFF) + w.head);
             k = reinterpret_cast<const uint16_t *>(p.k) + kv_head * p.k_stride_head;
             v = reinterpret_cast<const uint16_t *>(p.v) + kv_head * p.v_stride_head;
             pages = tile.pages;
-            look_up(p, w);
-            return true;
+            return;
         }
-        return false;
     }
 
     /* 16 bytes of K and V for each of the lane's rows. */
@@ -319,7 +314,7 @@ template <int D, int N> struct producer {
                     copy_rows(w, group * (16 / S::LANE_ROWS) + i, k_row + i * k_step, v_row + i * v_step);
             }
         } else {
-#pragma unroll
+#pragma unroll 2
             for (int i = 0; i < S::COPIES; i++) {
                 const int64_t row_page = __shfl_sync(EKV_FULL_WARP, page, lane_row + i * S::LANE_ROWS);
                 const int64_t row_token = __shfl_sync(EKV_FULL_WARP, in_page, lane_row + i * S::LANE_ROWS);
@@ -330,60 +325,70 @@ template <int D, int N> struct producer {
         ekv_copy_commit();
     }
 
-    /* Starts the copies of one block.  False: no block is known yet, or none is left. */
-    EKV_MEMBER bool issue(const ekv_kernel_params &p, const place &w, scout &ahead, int32_t consumed_tiles)
+    /* Starts the copies of the next block, if it is known and a stage is free, finds the one after it, and lets the
+     * scout make a step.  False: there is nothing more to start now. */
+    EKV_MEMBER bool issue(const ekv_kernel_params &p, const place &w, scout &ahead, int32_t consumed_tiles,
+                          int32_t consumed)
     {
-        if (token >= end && !advance(p, w, ahead, consumed_tiles))
-            return false;
-        copy_block(p, w);
-        issued++;
-        token += w.members * S::TOKENS;
-        if (token < end) {
-            look_up(p, w);
-        } else {
-            token = end;
-            if (next < ahead.known)
-                advance(p, w, ahead, consumed_tiles);
+        if (token < end && issued - consumed < STAGES) {
+            copy_block(p, w);
+            issued++;
+            token += w.members * S::TOKENS;
         }
-        look_ahead(p, w, ahead);
-        return true;
+        if (token >= end)
+            advance(p, w, ahead, consumed_tiles);
+        if (token < end)
+            look_up(p, w);
+        ahead.step(p, w, next, end - token, 2 * STAGES * w.members * S::TOKENS);
+        return token < end && issued - consumed < STAGES;
     }
 };
 
 /* ---- Consumer ------------------------------------------------------------------------------------------ */
 
-template <int D, int N, int BF16> struct consumer {
+template <int D, int N, int BF16>
+struct consumer {
     typedef shape<D, N> S;
     uint32_t q[S::ROW_TILES][S::D_TILES][2]; /* B operand: row lane/4, d (lane%4)*2 + {0,1} and 8 more */
     float o[S::ROW_TILES][S::D_TILES][4];    /* d lane/4 and lane/4 + 8; rows (lane%4)*2 + {0,1} */
     float largest[S::ROW_TILES][2];          /* score of the row so far, the same in all lanes of a column */
     float sum[S::ROW_TILES][2];              /* of this lane's tokens */
 
+    /* The lane's pieces of a tile's Q; rows past the group are 0. */
     static EKV_MEMBER void load_q(const ekv_kernel_params &p, const place &w, const tile_entry &tile,
-                                  uint32_t (&q)[S::ROW_TILES][S::D_TILES][2])
+                                  uint4 (&pieces)[S::Q_COPIES])
     {
         const int32_t head = (int32_t)(tile.heads & 0xFFFF) + w.head, rows = p.query_heads_tiled ? 1 : p.group;
+        const uint16_t *request = reinterpret_cast<const uint16_t *>(p.q) + tile.request * p.q_stride_request;
 #pragma unroll
-        for (int r = 0; r < S::ROW_TILES; r++) {
-            const int row = r * 8 + w.lane / 4;
-            const uint16_t *source = reinterpret_cast<const uint16_t *>(p.q) + tile.request * p.q_stride_request +
-                                     ekv_query_head(p, head, row) * p.q_stride_head + (w.lane % 4) * 2;
-#pragma unroll
-            for (int d = 0; d < S::D_TILES; d++)
-#pragma unroll
-                for (int half = 0; half < 2; half++)
-                    q[r][d][half] =
-                        row < rows ? __ldg(reinterpret_cast<const unsigned *>(source + d * 16 + half * 8)) : 0;
+        for (int i = 0; i < S::Q_COPIES; i++) {
+            const int piece = i * 32 + w.lane, row = piece / S::CHUNKS, chunk = piece % S::CHUNKS;
+            const uint16_t *source = request + ekv_query_head(p, head, row) * p.q_stride_head + chunk * 8;
+            pieces[i] = row < rows ? __ldg(reinterpret_cast<const uint4 *>(source)) : make_uint4(0, 0, 0, 0);
         }
     }
 
-    EKV_MEMBER void take_q(const uint32_t (&from)[S::ROW_TILES][S::D_TILES][2])
+    /* Turns them into operands by way of shared memory. */
+    EKV_MEMBER void take_q(const place &w, const uint4 (&pieces)[S::Q_COPIES])
     {
+#pragma unroll
+        for (int i = 0; i < S::Q_COPIES; i++) {
+            const int piece = i * 32 + w.lane;
+            asm volatile(
+                "st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(swizzled<D>(w.q, piece / S::CHUNKS, piece % S::CHUNKS)),
+                "r"(pieces[i].x), "r"(pieces[i].y), "r"(pieces[i].z), "r"(pieces[i].w)
+                : "memory");
+        }
+        __syncwarp();
 #pragma unroll
         for (int r = 0; r < S::ROW_TILES; r++)
 #pragma unroll
-            for (int d = 0; d < S::D_TILES; d++)
-                q[r][d][0] = from[r][d][0], q[r][d][1] = from[r][d][1];
+            for (int d = 0; d < S::D_TILES; d += 2) {
+                uint32_t b[4];
+                load_matrices(b, swizzled<D>(w.q, r * 8 + (w.lane & 7), d * 2 + (w.lane >> 3)));
+                q[r][d][0] = b[0], q[r][d][1] = b[1], q[r][d + 1][0] = b[2], q[r][d + 1][1] = b[3];
+            }
+        __syncwarp();
     }
 
     EKV_MEMBER void clear()
@@ -499,7 +504,8 @@ template <int D, int N, int BF16> struct consumer {
 
 /* What the warps of a head hand each other: in the stage that each has just emptied, O^T turned to
  * [row][d] fp32; beside it the row's largest score and sum, and where the stage is. */
-template <int D, int N> struct exchange {
+template <int D, int N>
+struct exchange {
     unsigned char *rings; /* of warp 0 */
     float2 *rows;         /* [warps][N]: largest, sum */
     int32_t *stage;       /* [warps] */
@@ -512,7 +518,8 @@ template <int D, int N> struct exchange {
 };
 
 /* Index of (row, d) in a result: d is permuted by row pairs so that the writes below meet no bank twice. */
-template <int D> EKV_DEVICE int result_index(int row, int d)
+template <int D>
+EKV_DEVICE int result_index(int row, int d)
 {
     return row * D + (d ^ (((row >> 1) & 3) << 3));
 }
@@ -585,7 +592,8 @@ EKV_DEVICE void write_tile(const ekv_kernel_params &p, const place &w, const exc
 
 /* ---- The kernel ---------------------------------------------------------------------------------------- */
 
-template <int D, int N, int BF16> EKV_DEVICE void decode(const ekv_kernel_params &p)
+template <int D, int N, int BF16>
+EKV_DEVICE void decode(const ekv_kernel_params &p)
 {
     typedef shape<D, N> S;
     extern __shared__ __align__(128) unsigned char shared[];
@@ -595,7 +603,8 @@ template <int D, int N, int BF16> EKV_DEVICE void decode(const ekv_kernel_params
     exchange<D, N> x;
     x.rings = shared;
     place w;
-    w.queue_ring = reinterpret_cast<volatile unsigned long long *>(shared + (size_t)warps * STAGES * S::STAGE_BYTES);
+    unsigned char *q = shared + (size_t)warps * STAGES * S::STAGE_BYTES;
+    w.queue_ring = reinterpret_cast<volatile unsigned long long *>(q + (size_t)warps * N * D * 2);
     tile_entry *entries =
         reinterpret_cast<tile_entry *>(const_cast<unsigned long long *>(w.queue_ring) + EKV_MMA_TILE_RING);
     x.rows = reinterpret_cast<float2 *>(entries + warps * EKV_MMA_TILE_RING);
@@ -607,8 +616,10 @@ template <int D, int N, int BF16> EKV_DEVICE void decode(const ekv_kernel_params
     w.head = w.warp / w.members;
     w.member = w.warp % w.members;
     w.ring = ekv_shared_address(shared) + (uint32_t)(w.warp * STAGES * S::STAGE_BYTES);
+    w.q = ekv_shared_address(q) + (uint32_t)(w.warp * N * D * 2);
     w.entries = entries + w.warp * EKV_MMA_TILE_RING;
 
+    ekv_launch_dependents();
     if (p.dispatch == EKV_DISPATCH_QUEUE) {
         if (threadIdx.x < EKV_MMA_TILE_RING)
             w.queue_ring[threadIdx.x] = ~0ull; /* no tile has that place */
@@ -620,66 +631,68 @@ template <int D, int N, int BF16> EKV_DEVICE void decode(const ekv_kernel_params
     producer<D, N> source;
     source.start();
     consumer<D, N, BF16> sink;
-    int32_t consumed = 0; /* stages */
-    while (source.issued < STAGES && source.issue(p, w, ahead, 0)) {
-    }
+    uint4 pieces[S::Q_COPIES]; /* of the next tile's Q */
+    bool q_loaded = false, in_tile = false, any = false;
+    const int32_t step = w.members * S::TOKENS;
+    int32_t n = 0, token = 0, consumed = 0, stamped = 0; /* tile of the sequence, its next block, stages done with */
+    int64_t start_ns = 0;
+    tile_entry tile;
 
-    bool q_loaded = false;
-    for (int32_t n = 0; n < ahead.total; n++) {
-        while (n >= ahead.known && n < ahead.total)
-            source.look_ahead(p, w, ahead);
-        if (n >= ahead.total)
-            break;
-        const int64_t start_ns = p.stamps ? ekv_global_ns() : 0;
-        const int32_t stamped = p.stamps ? ahead.number(w, n) : 0;
-        const tile_entry tile = w.entries[n % EKV_MMA_TILE_RING];
-        if (!q_loaded)
-            sink.load_q(p, w, tile, sink.q);
-        sink.clear();
+    /* One loop and one place for each thing: the code of a cold kernel comes from memory, too. */
+    for (;;) {
+        while (source.issue(p, w, ahead, n, consumed)) {
+        }
 
-        /* Its blocks.  The next tile's Q is under way meanwhile. */
-        const int32_t step = w.members * S::TOKENS;
-        int32_t token = tile.kv_begin + w.member * S::TOKENS;
-        const bool any = token < tile.kv_end;
-        int32_t stage = 0;
-        uint32_t next_q[S::ROW_TILES][S::D_TILES][2];
-        q_loaded = false;
-        for (bool last = !any; !last; token += step) {
-            while (source.issued == consumed)
-                source.issue(p, w, ahead, n);
-            last = token + step >= tile.kv_end;
-            if (S::PREFETCH_Q && !q_loaded && n + 1 < ahead.known) {
-                consumer<D, N, BF16>::load_q(p, w, w.entries[(n + 1) % EKV_MMA_TILE_RING], next_q);
+        if (!in_tile) {
+            if (n >= ahead.total)
+                break;
+            if (n >= ahead.known)
+                continue;
+            tile = w.entries[n % EKV_MMA_TILE_RING];
+            if (p.stamps) {
+                start_ns = ekv_global_ns();
+                stamped = ahead.number(w, n);
+            }
+            if (!q_loaded)
+                sink.load_q(p, w, tile, pieces);
+            sink.take_q(w, pieces);
+            sink.clear();
+            token = tile.kv_begin + w.member * S::TOKENS;
+            any = token < tile.kv_end;
+            in_tile = true;
+            q_loaded = false;
+        }
+
+        if (any) {
+            if (source.issued == consumed)
+                continue;                                            /* not even the tile's first block is on its way */
+            if (S::PREFETCH_Q && !q_loaded && n + 1 < ahead.known) { /* the next tile's Q */
+                sink.load_q(p, w, w.entries[(n + 1) % EKV_MMA_TILE_RING], pieces);
                 q_loaded = true;
             }
             ekv_copy_wait(source.issued - consumed - 1);
             __syncwarp();
-            stage = consumed % STAGES;
-            sink.block(p, w, w.ring + (uint32_t)stage * S::STAGE_BYTES, token, tile.kv_end);
+            sink.block(p, w, w.ring + (uint32_t)(consumed % STAGES) * S::STAGE_BYTES, token, tile.kv_end);
             __syncwarp();
-            if (!last) {
+            token += step;
+            if (token < tile.kv_end) {
                 consumed++;
-                while (source.issued - consumed < STAGES && source.issue(p, w, ahead, n)) {
-                }
+                continue;
             }
         }
 
-        /* Its result, by way of the stage that was emptied last. */
-        hand_over<D, N, BF16>(w, x, sink, stage, any);
+        /* The tile's result, by way of the stage that was emptied last. */
+        hand_over<D, N, BF16>(w, x, sink, consumed % STAGES, any);
         head_barrier(w);
         write_tile<D, N, BF16>(p, w, x, tile);
         head_barrier(w);
-        if (any) {
-            consumed++;
-            while (source.issued - consumed < STAGES && source.issue(p, w, ahead, n + 1)) {
-            }
-        }
-        if (q_loaded)
-            sink.take_q(next_q);
         if (p.dispatch == EKV_DISPATCH_QUEUE)
             __syncthreads(); /* keeps the warps within the rings of tiles */
         if (p.stamps && threadIdx.x == 0)
             ekv_stamp_write(p.stamps, stamped, stamped, 1, start_ns);
+        consumed += any;
+        in_tile = false;
+        n++;
     }
 }
 

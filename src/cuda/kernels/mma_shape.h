@@ -29,12 +29,13 @@ EKV_INLINE EKV_HD int32_t ekv_mma_stages(int32_t sm_arch)
     return sm_arch >= 90 ? 3 : 2;
 }
 
-/* Dynamic shared memory of a CTA: the warps' rings of stages; the ring of tile numbers; for each warp its ring of
- * tile records, the largest score and the sum of each row, and the place of its result.  rows: 8 or 16, the n of
- * the variant. */
+/* Dynamic shared memory of a CTA: for each warp its ring of stages and its Q; the ring of tile numbers; for each
+ * warp its ring of tile records, the largest score and the sum of each row, and the place of its result.  rows: 8 or
+ * 16, the n of the variant. */
 EKV_INLINE EKV_HD int32_t ekv_mma_shared_bytes(int32_t head_dim, int32_t rows, int32_t warps, int32_t sm_arch)
 {
-    return warps * (ekv_mma_stages(sm_arch) * ekv_mma_stage_bytes(head_dim) + EKV_MMA_TILE_RING * 32 + rows * 8 + 4) +
+    return warps * (ekv_mma_stages(sm_arch) * ekv_mma_stage_bytes(head_dim) + rows * head_dim * 2 +
+                    EKV_MMA_TILE_RING * 32 + rows * 8 + 4) +
            EKV_MMA_TILE_RING * 8;
 }
 

@@ -18,6 +18,15 @@ typedef struct ekv_plan_header {
     int32_t reserved[12]; /* 0 */
 } ekv_plan_header;
 
+/* Under range dispatch, what a CTA begins with: its tiles are [tile_begin, tile_end), the first of them stands here
+ * too, so that a CTA knows it after one access to memory.  48 bytes. */
+typedef struct ekv_cta_record {
+    int32_t tile_begin;
+    int32_t tile_end;
+    int32_t reserved[2]; /* 0 */
+    ekv_tile first;      /* zeros where the CTA has no tile */
+} ekv_cta_record;
+
 /* One executed tile or merge, for timelines.  Written where params.stamps is set. */
 typedef struct ekv_stamp {
     int64_t start_ns; /* %globaltimer */
@@ -52,7 +61,7 @@ typedef struct ekv_kernel_params {
     const ekv_plan_header *header;
     const ekv_tile *tiles;
     const ekv_merge *merges;
-    const int32_t *cta_begin; /* range: [num_ctas + 1] */
+    const ekv_cta_record *ctas; /* range: [num_ctas] */
 
     /* Workspace. */
     uint32_t *queue;   /* queue: next tile less the grid size; set to 0 before the launch */

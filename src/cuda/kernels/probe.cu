@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Kernels that measure and prepare: the plain read, random contents, and one that keeps SMs busy. */
 #include "base/rng.h"
-#include "cuda/kernels/params.h"
+#include "cuda/kernels/args.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 /* ---- Plain read: N loads of 16 bytes in flight a thread ------------------------------------------------ */
 
-template <int N> static __device__ void read_all(const uint4 *data, int64_t count, uint32_t *sink)
+template <int N>
+static __device__ void read_all(const uint4 *data, int64_t count, uint32_t *sink)
 {
     const int64_t stride = (int64_t)gridDim.x * blockDim.x;
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -48,19 +49,44 @@ extern "C" __global__ void ekv_read_16(const uint4 *data, int64_t count, uint32_
 
 /* ---- Random contents ------------------------------------------------------------------------------------ */
 
-/* Element i is range * (2 u - 1), u being output i of SplitMix64(seed) as a number in [0, 1). */
+/* range * (2 u - 1), u being output i of SplitMix64(seed) as a number in [0, 1). */
+static __device__ float random_value(uint64_t seed, uint64_t i, float range)
+{
+    ekv_rng rng = { seed + i * 0x9E3779B97F4A7C15u };
+    return range * (float)(2 * ekv_rng_unit(&rng) - 1);
+}
+
+static __device__ void store(void *target, int32_t dtype, int64_t at, float value)
+{
+    if (dtype == EKV_DTYPE_F32)
+        ((float *)target)[at] = value;
+    else if (dtype == EKV_DTYPE_F16)
+        ((__half *)target)[at] = __float2half_rn(value);
+    else
+        ((__nv_bfloat16 *)target)[at] = __float2bfloat16_rn(value);
+}
+
 extern "C" __global__ void ekv_fill_random(void *target, int32_t dtype, int64_t count, uint64_t seed, float range)
 {
     const int64_t stride = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
-        ekv_rng rng = { seed + (uint64_t)i * 0x9E3779B97F4A7C15u };
-        const float value = range * (float)(2 * ekv_rng_unit(&rng) - 1);
-        if (dtype == EKV_DTYPE_F32)
-            ((float *)target)[i] = value;
-        else if (dtype == EKV_DTYPE_F16)
-            ((__half *)target)[i] = __float2half_rn(value);
-        else
-            ((__nv_bfloat16 *)target)[i] = __float2bfloat16_rn(value);
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride)
+        store(target, dtype, i, random_value(seed, (uint64_t)i, range));
+}
+
+/* A value depends on request, token, head and dimension only, not on where they lie. */
+extern "C" __global__ void __launch_bounds__(256) ekv_fill_tokens(const __grid_constant__ ekv_fill_params p)
+{
+    const int64_t stride = (int64_t)gridDim.x * blockDim.x, row = (int64_t)p.heads * p.head_dim;
+    for (int32_t b = (int32_t)blockIdx.y; b < p.batch_size; b += (int32_t)gridDim.y) {
+        const int32_t *pages = p.page_indptr ? p.page_indices + p.page_indptr[b]
+                                             : p.page_indices + (p.table_rows ? p.table_rows[b] : b) * p.table_stride;
+        const int64_t count = p.kv_len[b] * row;
+        for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
+            const int32_t token = (int32_t)(i / row), head = (int32_t)(i % row / p.head_dim);
+            const int64_t at = pages[token / p.page_size] * p.stride_page + token % p.page_size * p.stride_token +
+                               head * p.stride_head + i % p.head_dim;
+            store(p.data, p.dtype, at, random_value(p.seed, ((uint64_t)b << 40) + (uint64_t)i, p.range));
+        }
     }
 }
 

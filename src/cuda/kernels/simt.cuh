@@ -15,7 +15,8 @@ namespace simt
 {
 
 /* D: head_dim.  G: packed rows, 1, 2, 4 or 8. */
-template <int D, int G> struct shape {
+template <int D, int G>
+struct shape {
     enum {
         LANES = D / 8, /* of a thread group */
         GROUPS = EKV_SIMT_THREADS / LANES,
@@ -27,7 +28,8 @@ template <int D, int G> struct shape {
     };
 };
 
-template <int D, int G> struct shared_memory {
+template <int D, int G>
+struct shared_memory {
     typedef shape<D, G> S;
     union {
         float weights[S::GROUPS][S::WEIGHTS];
@@ -39,7 +41,8 @@ template <int D, int G> struct shared_memory {
 };
 
 /* Sums x[0..W) over LANES lanes; value v ends up in the lanes whose number begins with the bits of v. */
-template <int W, int STEP> struct reduce_scatter {
+template <int W, int STEP>
+struct reduce_scatter {
     static EKV_MEMBER void run(float *x, int lane)
     {
         if (W > 1) {
@@ -56,13 +59,15 @@ template <int W, int STEP> struct reduce_scatter {
     }
 };
 
-template <int W> struct reduce_scatter<W, 0> {
+template <int W>
+struct reduce_scatter<W, 0> {
     static EKV_MEMBER void run(float *, int)
     {
     }
 };
 
-template <int BF16> EKV_DEVICE void unpack8(const uint4 &packed, float (&x)[8])
+template <int BF16>
+EKV_DEVICE void unpack8(const uint4 &packed, float (&x)[8])
 {
     const uint32_t words[4] = { packed.x, packed.y, packed.z, packed.w };
 #pragma unroll
@@ -73,7 +78,8 @@ template <int BF16> EKV_DEVICE void unpack8(const uint4 &packed, float (&x)[8])
 }
 
 /* A thread's view of one tile. */
-template <int D, int G, int BF16> struct worker {
+template <int D, int G, int BF16>
+struct worker {
     typedef shape<D, G> S;
     const uint16_t *k, *v; /* of the head, at the lane's elements */
     const int32_t *pages;
@@ -288,18 +294,22 @@ EKV_DEVICE void write_tile(const ekv_kernel_params &p, const ekv_tile &t, int32_
     __syncthreads();
 }
 
-template <int D, int G, int BF16> EKV_DEVICE void decode(const ekv_kernel_params &p)
+template <int D, int G, int BF16>
+EKV_DEVICE void decode(const ekv_kernel_params &p)
 {
     typedef shape<D, G> S;
     __shared__ shared_memory<D, G> shared;
-    const int32_t num_tiles = __ldg(&p.header->num_tiles), rows = p.query_heads_tiled ? 1 : p.group;
+    ekv_launch_dependents();
+    const int32_t rows = p.query_heads_tiled ? 1 : p.group;
     const int sets = rows > G ? 2 : 1; /* of G rows, each with half the thread groups */
     const int group = (int)threadIdx.x / S::LANES, members = S::GROUPS / sets;
-    int32_t index = (int32_t)blockIdx.x, end = index < num_tiles ? index + 1 : index;
+    int32_t index = (int32_t)blockIdx.x, end, num_tiles = 0;
     if (p.dispatch == EKV_DISPATCH_RANGE) {
-        const bool launched = index < __ldg(&p.header->num_ctas);
-        end = launched ? __ldg(p.cta_begin + blockIdx.x + 1) : 0;
-        index = launched ? __ldg(p.cta_begin + blockIdx.x) : 0;
+        index = __ldg(&p.ctas[blockIdx.x].tile_begin);
+        end = __ldg(&p.ctas[blockIdx.x].tile_end);
+    } else {
+        num_tiles = __ldg(&p.header->num_tiles);
+        end = index < num_tiles ? index + 1 : index;
     }
     while (index < end) {
         const int64_t start_ns = p.stamps ? ekv_global_ns() : 0;

@@ -27,5 +27,5 @@ extern "C" __global__ void __launch_bounds__(256) ekv_plan_upload(const __grid_c
     copy(p, p.tiles_offset, (int64_t)counts[0] * (int64_t)sizeof(ekv_tile));
     copy(p, p.merges_offset, (int64_t)counts[1] * (int64_t)sizeof(ekv_merge));
     if (p.ctas_offset >= 0)
-        copy(p, p.ctas_offset, ((int64_t)counts[2] + 1) * (int64_t)sizeof(int32_t));
+        copy(p, p.ctas_offset, (int64_t)counts[2] * (int64_t)sizeof(ekv_cta_record));
 }
