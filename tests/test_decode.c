@@ -8,7 +8,7 @@
 
 #include <sys/mman.h>
 
-enum { RANDOM_CASES = 24, MAX_REQUESTS = 12 };
+enum { RANDOM_CASES = 20, MAX_REQUESTS = 12 };
 
 /* Contexts of 1, 2, 3 and 16 threads. */
 enum { NUM_CONTEXTS = 4 };
@@ -424,7 +424,7 @@ static void grow(const char *planner)
         assert_ok(ekv_workspace_size(setup.plan, EKV_BACKEND_CPU, &size));
         assert_int_equal(size, setup.workspace_size);
         assert_int_equal(allocator.calls, calls);
-        if (step % 16 == 0 || step % 16 == 15 || step > STEPS - 16)
+        if (step < 34 || step % 16 == 0 || step == STEPS - 1)
             support_assert_right(&setup, "growing");
     }
     support_tear_down(&setup);
@@ -438,7 +438,6 @@ static void growing_one_token_at_a_time(void **state)
     (void)state;
     grow("even");
     grow("fa3");
-    grow("flashinfer-tensor-core");
 }
 
 /* A plan for fewer requests than at its creation. */

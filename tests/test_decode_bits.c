@@ -52,8 +52,9 @@ static void threads_do_not_matter(void **state)
     const char *planner;
     for (int32_t i = 0; (planner = ekv_planner_name(i)); i++) {
         decode_setup one, many;
+        const int32_t step = strcmp(planner, "even-invariant") ? 3 : 1;
         support_run(context, planner, &batch, &device, &options, NULL, &one);
-        for (int32_t threads = 1; threads <= 16; threads++) {
+        for (int32_t threads = 1; threads <= 16; threads += step) {
             ekv_context *other = support_context(threads);
             assert_ok(support_set_up(other, planner, &batch, &device, &options, NULL, &many));
             assert_ok(support_decode(&many));

@@ -39,10 +39,10 @@ static inline float ekv_f16_to_f32(uint16_t value)
 {
     uint32_t sign = (uint32_t)(value & 0x8000u) << 16;
     uint32_t magnitude = value & 0x7FFFu;
-    if (magnitude >= 0x7C00u) /* infinity and NaN */
-        return ekv_bits_f32(sign | 0x7F800000u | (magnitude & 0x3FFu) << 13);
-    /* Subnormals and normals alike: rebias the exponent by an exact multiplication. */
-    return ekv_bits_f32(sign | ekv_f32_bits(ekv_bits_f32(magnitude << 13) * 0x1p112f));
+    /* Subnormals and normals alike: rebias the exponent by an exact multiplication.  Infinity and NaN then get the
+     * largest exponent; no branch, so that loops over rows are vectorised. */
+    uint32_t bits = ekv_f32_bits(ekv_bits_f32(magnitude << 13) * 0x1p112f);
+    return ekv_bits_f32(sign | bits | (magnitude >= 0x7C00u ? 0x7F800000u : 0));
 }
 
 static inline uint16_t ekv_f32_to_f16(float value)

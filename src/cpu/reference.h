@@ -22,7 +22,7 @@ typedef struct ekv_reference {
 } ekv_reference;
 
 /* batch and tensors must be such that ekv_decode accepts them on the CPU; kv_len must outlive the reference.
- * Rows are spread over the context's threads.  Errors: OVERFLOW, OUT_OF_MEMORY. */
+ * Spread over the context's threads.  Errors: OUT_OF_MEMORY. */
 ekv_status ekv_reference_create(ekv_context *context, const ekv_batch *batch, const ekv_tensors *tensors,
                                 ekv_reference **reference);
 void ekv_reference_free(ekv_reference *reference);
