@@ -91,6 +91,45 @@ ekv_status ekv_cuda_fill_random(ekv_context *context, void *device, ekv_dtype dt
     IN_CONTEXT(context->cuda, fill_random(context->cuda, device, dtype, count, seed, range));
 }
 
+static ekv_status fill_cache(ekv_cuda *cuda, const ekv_batch *batch, const ekv_tensors *t, const int32_t *kv_len,
+                             uint64_t seed)
+{
+    ekv_fill_params k = { .data = (void *)(uintptr_t)t->k,
+                          .stride_page = t->k_stride_page,
+                          .stride_token = t->k_stride_token,
+                          .stride_head = t->k_stride_head,
+                          .page_indptr = t->page_indptr,
+                          .page_indices = t->page_indptr ? t->page_indices : t->block_table,
+                          .table_rows = t->block_table_rows,
+                          .table_stride = t->block_table_stride,
+                          .kv_len = kv_len,
+                          .batch_size = batch->batch_size,
+                          .page_size = batch->page_size,
+                          .heads = batch->kv_heads,
+                          .head_dim = batch->head_dim,
+                          .dtype = (int32_t)batch->kv_dtype,
+                          .range = 1,
+                          .seed = seed };
+    ekv_fill_params v = k;
+    v.data = (void *)(uintptr_t)t->v;
+    v.stride_page = t->v_stride_page;
+    v.stride_token = t->v_stride_token;
+    v.stride_head = t->v_stride_head;
+    v.seed = ~seed;
+    const uint32_t requests = (uint32_t)ekv_min(batch->batch_size, 256);
+    const ekv_cuda_launch launch = { .grid = { 4096 / requests, requests, 1 }, .threads = 256 };
+    ekv_status status = ekv_cuda_launch_kernel(cuda, EKV_CUDA_KERNEL_ekv_fill_tokens, &launch, (void *[]){ &k });
+    if (!status)
+        status = ekv_cuda_launch_kernel(cuda, EKV_CUDA_KERNEL_ekv_fill_tokens, &launch, (void *[]){ &v });
+    return status ? status : EKV_CUDA_CALL(cuda, cuCtxSynchronize, ());
+}
+
+ekv_status ekv_cuda_fill_cache(ekv_context *context, const ekv_batch *batch, const ekv_tensors *tensors,
+                               const int32_t *kv_len, uint64_t seed)
+{
+    IN_CONTEXT(context->cuda, fill_cache(context->cuda, batch, tensors, kv_len, seed));
+}
+
 /* ---- Streams and graphs ---------------------------------------------------------------------------------- */
 
 ekv_status ekv_cuda_stream_create(ekv_context *context, void **stream)

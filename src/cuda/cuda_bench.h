@@ -17,6 +17,12 @@ ekv_status ekv_cuda_fill(ekv_context *context, void *device, uint8_t byte, size_
 ekv_status ekv_cuda_fill_random(ekv_context *context, void *device, ekv_dtype dtype, int64_t count, uint64_t seed,
                                 float range);
 
+/* Fills what the requests have of K and V, uniform in [-1, 1), and nothing else of those tensors: values depend on
+ * seed, request, token and head, not on pages or strides.  tensors: resolved, with device pointers; only k, v, their
+ * strides and the page table are looked at.  kv_len: device, [batch_size]. */
+ekv_status ekv_cuda_fill_cache(ekv_context *context, const ekv_batch *batch, const ekv_tensors *tensors,
+                               const int32_t *kv_len, uint64_t seed);
+
 /* ---- Streams and graphs: CUstream and CUgraphExec as void * -------------------------------------------- */
 
 ekv_status ekv_cuda_stream_create(ekv_context *context, void **stream);

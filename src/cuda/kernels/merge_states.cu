@@ -56,7 +56,8 @@ static __device__ void merge_row(const ekv_states_params &p, const PART *parts, 
         p.lse[row] = empty ? -INFINITY : largest + log2f(sum) / p.log2_factor;
 }
 
-template <typename PART> static __device__ void merge_rows(const ekv_states_params &p)
+template <typename PART>
+static __device__ void merge_rows(const ekv_states_params &p)
 {
     const int64_t warps = (int64_t)gridDim.x * (blockDim.x / 32);
     for (int64_t row = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; row < p.rows; row += warps)

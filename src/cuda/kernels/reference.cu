@@ -8,7 +8,8 @@
 
 enum { WARPS = 4, LANE_DIMS = EKV_REFERENCE_MAX_DIM / 32 };
 
-template <int BF16> static __device__ double element(const void *base, int64_t offset)
+template <int BF16>
+static __device__ double element(const void *base, int64_t offset)
 {
     if (BF16)
         return __bfloat162float(((const __nv_bfloat16 *)base)[offset]);
@@ -123,7 +124,8 @@ static __device__ void add_token(state &s, const ekv_reference_params &p, const 
     }
 }
 
-template <int BF16> static __device__ void decode_chunk(const ekv_reference_params &p)
+template <int BF16>
+static __device__ void decode_chunk(const ekv_reference_params &p)
 {
     __shared__ double parts[WARPS][EKV_REFERENCE_O + 2 * EKV_REFERENCE_MAX_DIM];
     const ekv_kernel_params &t = p.tensors;
