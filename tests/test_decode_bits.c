@@ -183,6 +183,46 @@ static void dense_strides_are_the_default(void **state)
     }
 }
 
+/* K as [head][page][token] and V as [token][head][page], which no layout of a batch has. */
+static void k_and_v_may_lie_in_different_orders(void **state)
+{
+    (void)state;
+    ekv_batch batch = some_batch();
+    batch.kv_dtype = EKV_DTYPE_F32;
+    const ekv_random_cache_options cache = EKV_RANDOM_CACHE_OPTIONS_INIT;
+    decode_setup plain, other;
+    run_cache(&batch, &cache, &plain);
+    run_cache(&batch, &cache, &other);
+    const ekv_tensors *from = plain.tensors;
+    ekv_tensors *to = other.tensors;
+    const int64_t pages = from->num_pages, tokens = batch.page_size, heads = batch.kv_heads, dim = batch.head_dim;
+    float *k = malloc((size_t)(pages * from->k_stride_page) * sizeof *k);
+    float *v = malloc((size_t)(pages * from->v_stride_page) * sizeof *v);
+    to->k_stride_head = pages * tokens * dim;
+    to->k_stride_page = tokens * dim;
+    to->k_stride_token = dim;
+    to->v_stride_token = heads * pages * dim;
+    to->v_stride_head = pages * dim;
+    to->v_stride_page = dim;
+    for (int64_t p = 0; p < pages; p++)
+        for (int64_t t = 0; t < tokens; t++)
+            for (int64_t h = 0; h < heads; h++) {
+                const int64_t at = p * from->k_stride_page + t * from->k_stride_token + h * from->k_stride_head;
+                memcpy(k + p * to->k_stride_page + t * to->k_stride_token + h * to->k_stride_head,
+                       (const float *)from->k + at, (size_t)dim * sizeof *k);
+                memcpy(v + p * to->v_stride_page + t * to->v_stride_token + h * to->v_stride_head,
+                       (const float *)from->v + at, (size_t)dim * sizeof *v);
+            }
+    to->k = k;
+    to->v = v;
+    assert_ok(support_decode(&other));
+    support_assert_same(&plain, &other, "K and V in other orders");
+    support_tear_down(&plain);
+    support_tear_down(&other);
+    free(k);
+    free(v);
+}
+
 /* O, LSE and Q as views of larger tensors in another order. */
 static void rows_may_lie_in_any_order(void **state)
 {
@@ -336,6 +376,7 @@ int main(void)
         cmocka_unit_test(packing_does_not_matter),
         cmocka_unit_test(the_cache_s_place_does_not_matter),
         cmocka_unit_test(dense_strides_are_the_default),
+        cmocka_unit_test(k_and_v_may_lie_in_different_orders),
         cmocka_unit_test(rows_may_lie_in_any_order),
         cmocka_unit_test(even_invariant_ignores_the_rest_of_the_batch),
         cmocka_unit_test(request_order_changes_roundings_only),
