@@ -65,7 +65,7 @@ static ekv_status shape_mma(const ekv_plan *plan, ekv_cuda_shape *shape)
     for (int32_t ctas = plan->resident_ctas; ctas >= 1; ctas--)
         for (int32_t per_head = EKV_MMA_MAX_WARPS; per_head >= 1; per_head /= 2) {
             const int32_t warps = per_head * p->tile_heads;
-            const int32_t shared = ekv_mma_shared_bytes(head_dim, rows, warps, cuda->arch);
+            const int32_t shared = ekv_mma_shared_bytes(head_dim, rows, warps);
             if (warps > EKV_MMA_MAX_WARPS || ctas * warps > cuda->resident_warps[shape->index] ||
                 shared > cuda->cta_shared || (int64_t)ctas * (shared + cuda->shared_of_cta) > cuda->sm_shared)
                 continue;
@@ -247,7 +247,8 @@ static void fill_params(const ekv_plan *plan, const ekv_tensors *t, const ekv_de
     params->queue = w->queue;
     params->part_o = w->part_o;
     params->part_ml = w->part_ml;
-    params->scale_log2 = (float)((double)t->sm_scale * M_LOG2E);
+    params->scale_log2 = (float)(fabs((double)t->sm_scale) * M_LOG2E);
+    params->q_signs = t->sm_scale < 0 ? 0x80008000u : 0;
     params->lse_factor = options->lse_base == EKV_LSE_BASE2 ? 1.0f : (float)M_LN2;
     params->dispatch = plan->dispatch;
     params->query_heads_tiled = plan->heads != plan->batch.kv_heads;

@@ -213,12 +213,9 @@ static ekv_status transfer_captured(ekv_plan *plan, CUstream stream, cuuint64_t 
     ekv_cuda_plan *p = plan->cuda;
     ekv_cuda *cuda = p->cuda;
     const ekv_staging *staging = &p->staging[EKV_STAGING_CAPTURED];
-    unsigned long long id;
-    ekv_status status = EKV_CUDA_CALL(cuda, cuStreamGetId, (stream, &id));
-    if (status)
-        return status;
+    ekv_status status;
     if (p->captured && capture == p->capture)
-        return id == p->origin ? EKV_OK : EKV_CUDA_CALL(cuda, cuStreamWaitEvent, (stream, p->transferred, 0));
+        return stream == p->origin ? EKV_OK : EKV_CUDA_CALL(cuda, cuStreamWaitEvent, (stream, p->transferred, 0));
     if (!p->captured)
         write_records(plan, &p->layout, staging->host);
     if ((status = enqueue_transfer(p, staging, stream)) ||
@@ -227,7 +224,7 @@ static ekv_status transfer_captured(ekv_plan *plan, CUstream stream, cuuint64_t 
         return status;
     p->captured = true;
     p->capture = capture;
-    p->origin = id;
+    p->origin = stream;
     return EKV_OK;
 }
 

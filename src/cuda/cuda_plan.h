@@ -38,10 +38,10 @@ typedef struct ekv_cuda_plan {
     bool uploaded;                    /* a transfer out of it is enqueued ... */
     unsigned long long upload_stream; /* ... on the stream of this id */
 
-    bool captured;             /* some graph transfers from staging[EKV_STAGING_CAPTURED] */
-    cuuint64_t capture;        /* id of the last capture with a transfer */
-    unsigned long long origin; /* id of the stream of that transfer */
-    CUevent transferred;       /* after that transfer, for the other streams of the capture */
+    bool captured;       /* some graph transfers from staging[EKV_STAGING_CAPTURED] */
+    cuuint64_t capture;  /* id of the last capture with a transfer */
+    CUstream origin;     /* stream of that transfer; a capturing stream cannot be asked for its id */
+    CUevent transferred; /* after that transfer, for the other streams of the capture */
 } ekv_cuda_plan;
 
 /* Enqueues on `stream` what makes the device copy hold the plan's records before the next work of the stream.

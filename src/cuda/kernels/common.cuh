@@ -59,12 +59,10 @@ EKV_DEVICE void ekv_copy_commit()
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most `pending` of the thread's youngest groups are under way; pending is 0..2. */
+/* Waits until at most `pending` of the thread's youngest groups are under way; pending is 0 or 1. */
 EKV_DEVICE void ekv_copy_wait(int pending)
 {
-    if (pending >= 2)
-        asm volatile("cp.async.wait_group 2;" ::: "memory");
-    else if (pending == 1)
+    if (pending)
         asm volatile("cp.async.wait_group 1;" ::: "memory");
     else
         asm volatile("cp.async.wait_group 0;" ::: "memory");
@@ -102,6 +100,15 @@ EKV_DEVICE int32_t ekv_kv_head(const ekv_kernel_params &p, int32_t head)
 EKV_DEVICE int32_t ekv_query_head(const ekv_kernel_params &p, int32_t head, int32_t row)
 {
     return p.query_heads_tiled ? head : head * p.group + row;
+}
+
+/* Eight elements of Q, with the sign of sm_scale; zeros for a row past the group. */
+EKV_DEVICE uint4 ekv_load_q8(const ekv_kernel_params &p, const uint16_t *source, bool valid)
+{
+    if (!valid)
+        return make_uint4(0, 0, 0, 0);
+    const uint4 q = __ldg(reinterpret_cast<const uint4 *>(source));
+    return make_uint4(q.x ^ p.q_signs, q.y ^ p.q_signs, q.z ^ p.q_signs, q.w ^ p.q_signs);
 }
 
 /* ---- Results ------------------------------------------------------------------------------------------ */

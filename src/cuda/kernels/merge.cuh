@@ -17,9 +17,10 @@ namespace merge
 enum {
     THREADS = 256,
     WARPS = THREADS / 32,
-    FEW = 8,      /* splits that one warp merges alone */
-    AT_ONCE = 16, /* partial results that a warp loads at a time */
-    SLICE = 128   /* elements of a row that a warp takes at a time, 4 a lane */
+    CTAS_PER_SM = 3, /* 80 registers a thread */
+    FEW = 8,         /* splits that one warp merges alone */
+    AT_ONCE = 8,     /* partial results that a warp loads at a time */
+    SLICE = 128      /* elements of a row that a warp takes at a time, 4 a lane */
 };
 
 /* The partial results of one row. */
@@ -174,10 +175,11 @@ EKV_DEVICE void merge_all(const ekv_kernel_params &p)
 
 } // namespace merge
 
-#define EKV_MERGE_KERNEL(name, bf16)                                                                               \
-    extern "C" __global__ void __launch_bounds__(merge::THREADS) name(const __grid_constant__ ekv_kernel_params p) \
-    {                                                                                                              \
-        merge::merge_all<bf16>(p);                                                                                 \
+#define EKV_MERGE_KERNEL(name, bf16)                                                 \
+    extern "C" __global__ void __launch_bounds__(merge::THREADS, merge::CTAS_PER_SM) \
+        name(const __grid_constant__ ekv_kernel_params p)                            \
+    {                                                                                \
+        merge::merge_all<bf16>(p);                                                   \
     }
 
 #endif

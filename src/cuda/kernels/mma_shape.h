@@ -6,6 +6,10 @@
 #include "base/portable.h"
 
 enum {
+    /* Stages of a warp's ring: 8 warps then have 128 KB in flight on an SM.  Latency x bandwidth is about 64 KB an
+     * SM on an H200; what is in flight beyond that waits in the memory's queues, and all other accesses (page
+     * tables, Q, instructions) wait behind it: with 3 stages many short requests took 8 % longer. */
+    EKV_MMA_STAGES = 2,
     EKV_MMA_MAX_WARPS = 8,  /* 255 registers a thread x 256 threads fill the register file of an SM */
     EKV_MMA_TILE_RING = 16, /* tiles that a warp has records of */
     EKV_MMA_LOOK_AHEAD = 4  /* tiles whose records are fetched before they are needed */
@@ -22,20 +26,13 @@ EKV_INLINE EKV_HD int32_t ekv_mma_stage_bytes(int32_t head_dim)
     return 2 * ekv_mma_stage_tokens(head_dim) * head_dim * 2;
 }
 
-/* Stages of a warp's ring.  2 CTAs of 4 warps then have 192 KB in flight on an SM of sm_90 and 128 KB on one of
- * sm_80, which has 164 KB of shared memory; both exceed latency x bandwidth (about 64 KB an SM). */
-EKV_INLINE EKV_HD int32_t ekv_mma_stages(int32_t sm_arch)
-{
-    return sm_arch >= 90 ? 3 : 2;
-}
-
 /* Dynamic shared memory of a CTA: for each warp its ring of stages and its Q; the ring of tile numbers; for each
  * warp its ring of tile records, the largest score and the sum of each row, and the place of its result.  rows: 8 or
  * 16, the n of the variant. */
-EKV_INLINE EKV_HD int32_t ekv_mma_shared_bytes(int32_t head_dim, int32_t rows, int32_t warps, int32_t sm_arch)
+EKV_INLINE EKV_HD int32_t ekv_mma_shared_bytes(int32_t head_dim, int32_t rows, int32_t warps)
 {
-    return warps * (ekv_mma_stages(sm_arch) * ekv_mma_stage_bytes(head_dim) + rows * head_dim * 2 +
-                    EKV_MMA_TILE_RING * 32 + rows * 8 + 4) +
+    return warps * (EKV_MMA_STAGES * ekv_mma_stage_bytes(head_dim) + rows * head_dim * 2 + EKV_MMA_TILE_RING * 32 +
+                    rows * 8 + 4) +
            EKV_MMA_TILE_RING * 8;
 }
 

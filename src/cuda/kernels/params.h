@@ -69,7 +69,8 @@ typedef struct ekv_kernel_params {
     float *part_ml;    /* [slots][slot_rows][2]: largest score (unscaled), sum of exp2 relative to it */
     ekv_stamp *stamps; /* [num_tiles + num_merges * merge_heads] or NULL; merges from num_tiles on */
 
-    float scale_log2; /* sm_scale * log2(e) */
+    float scale_log2; /* |sm_scale| * log2(e) */
+    uint32_t q_signs; /* exclusive or with two elements of Q: the signs where sm_scale is negative, else 0 */
     float lse_factor; /* of a base-2 LSE: ln 2 for natural, 1 for base 2 */
     int32_t dispatch; /* ekv_dispatch */
     int32_t page_size;

@@ -216,7 +216,7 @@ EKV_DEVICE void tile(const ekv_kernel_params &p, const ekv_tile &t, int32_t row_
         const int32_t row = row_begin + g;
         const uint16_t *source = reinterpret_cast<const uint16_t *>(p.q) + t.request * p.q_stride_request +
                                  ekv_query_head(p, t.head, row) * p.q_stride_head + w.lane * 8;
-        unpack8<BF16>(row < rows ? __ldg(reinterpret_cast<const uint4 *>(source)) : make_uint4(0, 0, 0, 0), w.q[g]);
+        unpack8<BF16>(ekv_load_q8(p, source, row < rows), w.q[g]);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             w.o[g][i] = 0;
