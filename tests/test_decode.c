@@ -229,7 +229,7 @@ static void set_logits(const decode_setup *setup, const float *base)
 {
     const ekv_batch *batch = &setup->plan->batch;
     const ekv_tensors *t = setup->tensors;
-    float *q = (float *)(uintptr_t)t->q, *k = (float *)(uintptr_t)t->k;
+    float *q = (float *)t->q, *k = (float *)t->k;
     for (int32_t h = 0; h < batch->q_heads; h++) {
         memset(q + h * t->q_stride_head, 0, (size_t)batch->head_dim * sizeof *q);
         q[h * t->q_stride_head] = 2000;
@@ -304,7 +304,7 @@ static void huge_logits_of_both_signs(void **state)
                 setup.tensors->sm_scale = negative ? -1 : 1;
                 for (int32_t h = 0; negative && h < batch.q_heads; h++)
                     for (int32_t d = 0; d < 2; d++)
-                        ((float *)(uintptr_t)t->q)[h * t->q_stride_head + d] *= -1;
+                        ((float *)t->q)[h * t->q_stride_head + d] *= -1;
                 assert_ok(support_decode(&setup));
                 for (int32_t h = 0; h < batch.q_heads; h++) {
                     const float *v = (const float *)t->v + t->page_indices[peak / 16] * t->v_stride_page +
@@ -379,8 +379,8 @@ static void copy_token(const ekv_batch *batch, const ekv_tensors *from, const ek
         const int64_t at =
             page * from->k_stride_page + token % batch->page_size * from->k_stride_token + h * from->k_stride_head;
         const size_t size = (size_t)batch->head_dim * sizeof(float);
-        memcpy((float *)(uintptr_t)to->k + at, (const float *)from->k + at, size);
-        memcpy((float *)(uintptr_t)to->v + at, (const float *)from->v + at, size);
+        memcpy((float *)to->k + at, (const float *)from->k + at, size);
+        memcpy((float *)to->v + at, (const float *)from->v + at, size);
     }
 }
 
@@ -409,8 +409,8 @@ static void grow(const char *planner)
     assert_ok(support_set_up(context, planner, &batch, &device, &options, NULL, &setup));
     ekv_tensors *t = setup.tensors;
     const size_t cache_size = (size_t)(t->num_pages * t->k_stride_page) * sizeof(float);
-    memset((void *)(uintptr_t)t->k, 0xFF, cache_size);
-    memset((void *)(uintptr_t)t->v, 0xFF, cache_size);
+    memset((void *)t->k, 0xFF, cache_size);
+    memset((void *)t->v, 0xFF, cache_size);
     t->last_page_len = NULL; /* the table has pages for later tokens already */
     for (int32_t token = 0; token < kv_len[1]; token++)
         copy_token(&batch, ekv_random_cache_tensors(source), t, 1, token);

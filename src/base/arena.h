@@ -21,4 +21,12 @@ static inline void *ekv_arena_take(ekv_arena *arena, size_t size)
     return arena->base ? arena->base + begin : NULL;
 }
 
+/* An arena over memory that is there, as static analysis cannot see by itself. */
+static inline ekv_arena ekv_arena_over(void *base)
+{
+    if (!base)
+        __builtin_unreachable();
+    return (ekv_arena){ base, 0 };
+}
+
 #endif

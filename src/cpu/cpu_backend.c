@@ -124,7 +124,7 @@ static int32_t q_head_of(const ekv_plan *plan, int32_t head, int32_t m_block, in
 
 static scratch own_scratch(const decode_run *run, int32_t thread)
 {
-    ekv_arena arena = { run->workspace.own + (size_t)thread * run->workspace.own_size, 0 };
+    ekv_arena arena = ekv_arena_over(run->workspace.own + (size_t)thread * run->workspace.own_size);
     return lay_out_scratch(&arena, run->plan);
 }
 
@@ -289,7 +289,7 @@ static bool any_empty(const ekv_plan *plan)
 static ekv_status cpu_decode(ekv_plan *plan, const ekv_tensors *tensors, const ekv_decode_options *options,
                              void *memory)
 {
-    ekv_arena arena = { memory, 0 };
+    ekv_arena arena = ekv_arena_over(memory);
     decode_run run = { .plan = plan,
                        .tensors = tensors,
                        .workspace = lay_out(&arena, plan),

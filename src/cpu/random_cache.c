@@ -260,7 +260,7 @@ ekv_status ekv_random_cache_create(ekv_context *context, const ekv_batch *batch,
     void *memory = ekv_alloc(context, arena.used);
     if (!memory)
         return ekv_fail(EKV_ERROR_OUT_OF_MEMORY, "no memory for a cache of %zu bytes", arena.used);
-    arena = (ekv_arena){ memory, 0 };
+    arena = ekv_arena_over(memory);
     lay_out(&arena, &draft);
     ekv_random_cache *created = memory;
     *created = draft;

@@ -162,17 +162,18 @@ static void work(void *argument, int32_t thread)
     reference_run *run = argument;
     const ekv_reference *reference = run->reference;
     const ekv_batch *batch = &reference->batch;
-    ekv_arena arena = { run->own + (size_t)thread * run->own_size, 0 };
+    ekv_arena arena = ekv_arena_over(run->own + (size_t)thread * run->own_size);
     const buffers own = lay_out_buffers(&arena, batch, run->group, run->longest);
     for (int64_t i; (i = atomic_fetch_add(&run->next, 1)) < (int64_t)batch->batch_size * batch->kv_heads;) {
         const int32_t request = (int32_t)(i / batch->kv_heads);
+        const int32_t *pages = ekv_tensors_pages(run->tensors, request);
         const rows r = { .batch = batch,
                          .tensors = run->tensors,
-                         .pages = ekv_tensors_pages(run->tensors, request),
+                         .pages = pages,
                          .request = request,
                          .kv_head = (int32_t)(i % batch->kv_heads),
                          .group = run->group,
-                         .kv_len = batch->kv_len[request],
+                         .kv_len = pages ? batch->kv_len[request] : 0, /* no table: a batch without tokens */
                          .longest = run->longest,
                          .o = reference->o + i * run->group * batch->head_dim,
                          .lse = reference->lse + i * run->group,
@@ -216,7 +217,7 @@ ekv_status ekv_reference_create(ekv_context *context, const ekv_batch *batch, co
     void *memory = ekv_alloc(context, arena.used);
     if (!memory)
         return ekv_fail(EKV_ERROR_OUT_OF_MEMORY, "no memory for a reference of %zu bytes", arena.used);
-    arena = (ekv_arena){ memory, 0 };
+    arena = ekv_arena_over(memory);
     lay_out(&arena, threads, &run, &draft);
     run.reference = memory;
     *run.reference = draft;
