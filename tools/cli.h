@@ -63,6 +63,7 @@ void cli_progress(const char *text);
  * an error.  Errors: NOT_FOUND, IO, PARSE (over the limit). */
 ekv_status cli_read_file(const char *path, size_t limit, char **text, size_t *size);
 
-extern const cli_command cli_command_plan, cli_command_explain, cli_command_run, cli_command_demo, cli_command_devices;
+extern const cli_command cli_command_plan, cli_command_explain, cli_command_run, cli_command_bench, cli_command_demo,
+    cli_command_devices;
 
 #endif

@@ -36,11 +36,12 @@ static ekv_status demo_planner(cli_state *cli, const cli_workload *workload, int
         return status;
     ekv_plan_info info = EKV_PLAN_INFO_INIT;
     cli_result result;
-    if (!(status = ekv_plan_info_get(plan, &info)) && !(status = cli_execute(execution, plan, REPEAT, &result))) {
+    if (!(status = ekv_plan_info_get(plan, &info)) && !(status = cli_execute(execution, plan, REPEAT, NULL, &result))) {
         cli_print(&cli->out, "%-27s %7" PRId64 " %10" PRId64 " %10.1f %9.3f %9.1f %10.2e %9.3f%s\n", planner,
-                  info.num_tiles, info.max_cta_tokens, info.mean_cta_tokens, info.imbalance, result.median_us / 1e3,
-                  result.comparison.max_rel_err, result.comparison.max_ratio, result.passed ? "" : "  WRONG");
-        if (!result.passed)
+                  info.num_tiles, info.max_cta_tokens, info.mean_cta_tokens, info.imbalance,
+                  result.decode.median_us / 1e3, result.check.comparison.max_rel_err, result.check.comparison.max_ratio,
+                  result.check.passed ? "" : "  WRONG");
+        if (!result.check.passed)
             cli->exit_code = CLI_FAILURE;
     }
     ekv_plan_free(plan);
@@ -55,8 +56,12 @@ static ekv_status demo_batch(cli_state *cli, const cli_workload *workload, int64
     cli_print(&cli->out, "%-27s %7s %10s %10s %9s %9s %10s %9s\n", "planner", "tiles", "busiest", "mean", "imbalance",
               "CPU ms", "rel. err.", "of limit");
     cli_execution execution = { 0 };
+    cli_limits limits = { .with_reference = true, .poison = true };
+    cli_limits_add(&limits, &batch);
     cli_progress("computing the reference");
-    ekv_status status = cli_execution_create(cli, &batch, true, &execution);
+    ekv_status status = cli_execution_create(cli, &batch, limits, &execution);
+    if (!status)
+        status = cli_execution_set_batch(&execution, &batch);
     for (int32_t p = 0; p < workload->num_planners && !status; p++) {
         char text[128];
         snprintf(text, sizeof text, "%s: %s", title, workload->planners[p]);
@@ -97,6 +102,7 @@ static ekv_status demo_skew(cli_state *cli, cli_workload *workload)
 static ekv_status demo_run(cli_state *cli)
 {
     cli_workload workload = { 0 };
+    cli->options.backend = EKV_BACKEND_CPU;
     ekv_status status;
     if (!(status = cli_shape_read(cli, &workload.shape)) && !(status = cli_planners_read(cli, &workload)) &&
         !(status = cli_device_read(cli, "h200", &workload.device))) {

@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "execution.h"
 
+#include "base/half.h"
+#include "base/status.h"
 #include "workload.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
-enum { WORKSPACE_ALIGN = 256 }; /* ekv_workspace_size asks for it */
-
-static double now_us(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec * 1e6 + (double)time.tv_nsec / 1e3;
-}
+/* ---- Figures ----------------------------------------------------------------------------------------- */
 
 static int compare_times(const void *a, const void *b)
 {
@@ -21,90 +18,248 @@ static int compare_times(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Sorts times. */
-static double median(double *times, int32_t count)
+cli_times cli_times_of(double *times, int32_t count)
 {
     qsort(times, (size_t)count, sizeof *times, compare_times);
-    return count % 2 ? times[count / 2] : (times[count / 2 - 1] + times[count / 2]) / 2;
+    return (cli_times){ .count = count,
+                        .median_us = (times[(count - 1) / 2] + times[count / 2]) / 2,
+                        .min_us = times[0],
+                        /* the smallest that 95 % do not exceed */
+                        .p95_us = times[ekv_ceil_div((int64_t)count * 95, 100) - 1] };
 }
 
-ekv_status cli_execution_create(cli_state *cli, const ekv_batch *batch, bool with_reference, cli_execution *execution)
+/* ---- Backends ---------------------------------------------------------------------------------------- */
+
+ekv_status cli_backend_choose(cli_state *cli)
 {
-    ekv_random_cache_options options = EKV_RANDOM_CACHE_OPTIONS_INIT;
-    options.seed = (uint64_t)cli->options.seed;
-    ekv_status status = ekv_random_cache_create(cli->context, batch, &options, &execution->cache);
-    if (status)
-        return status;
+    cli_options *options = &cli->options;
+    const bool cuda = cli->context->cuda != NULL;
+    if (options->backend == CLI_BACKEND_AUTO)
+        options->backend = cuda ? EKV_BACKEND_CUDA : EKV_BACKEND_CPU;
+    options->plan.cuda = options->backend == EKV_BACKEND_CUDA;
+    if (options->plan.cuda && !cuda)
+        return ekv_fail(EKV_ERROR_BACKEND_UNAVAILABLE, "no CUDA backend: %s", cli->context->cuda_missing);
+    if (options->plan.cuda)
+        return EKV_OK;
+    const char *given = options->kernel != EKV_KERNEL_AUTO ? "--kernel"
+                        : options->graph                   ? "--graph"
+                        : options->timeline                ? "--timeline"
+                                                           : NULL;
+    if (given)
+        return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s goes with --backend cuda only", given));
+    return EKV_OK;
+}
+
+int32_t cli_repeat(const cli_state *cli)
+{
+    enum { CPU = 5, CUDA = 20 };
+    if (cli->options.repeat)
+        return cli->options.repeat;
+    return cli->options.backend == EKV_BACKEND_CUDA ? CUDA : CPU;
+}
+
+/* ---- Execution --------------------------------------------------------------------------------------- */
+
+void cli_limits_add(cli_limits *limits, const ekv_batch *batch)
+{
+    int64_t pages = 0;
+    for (int32_t b = 0; b < batch->batch_size; b++)
+        pages += ekv_ceil_div(batch->kv_len[b], batch->page_size);
+    limits->pages = ekv_max(limits->pages, pages);
+    limits->requests = (int32_t)ekv_max(limits->requests, batch->batch_size);
+}
+
+ekv_status cli_execution_create(cli_state *cli, const ekv_batch *shape, cli_limits limits, cli_execution *execution)
+{
+    *execution = (cli_execution){
+        .cli = cli,
+        .backend = cli->options.backend == EKV_BACKEND_CUDA ? &cli_backend_cuda : &cli_backend_cpu,
+        .limits = limits,
+        .cold = !cli->options.no_flush,
+        .flush = "none",
+        .driver = "none",
+        .batch = *shape,
+    };
+    return execution->backend->create(execution);
+}
+
+ekv_status cli_execution_set_batch(cli_execution *execution, const ekv_batch *batch)
+{
+    execution->batch = *batch;
+    execution->kv_bytes = 0;
     for (int32_t b = 0; b < batch->batch_size; b++)
         execution->kv_bytes += cli_kv_bytes_per_token(batch) * batch->kv_len[b];
-    if (!with_reference)
-        return EKV_OK;
-    return ekv_reference_create(cli->context, batch, ekv_random_cache_tensors(execution->cache), &execution->reference);
+    const int64_t rows = (int64_t)batch->batch_size * batch->q_heads;
+    execution->bytes = execution->kv_bytes + 2 * rows * batch->head_dim * ekv_dtype_size(batch->q_dtype);
+    return execution->backend->set_batch(execution);
 }
 
 void cli_execution_free(cli_execution *execution)
 {
-    ekv_reference_free(execution->reference);
-    ekv_random_cache_free(execution->cache);
+    if (execution->backend)
+        execution->backend->free(execution);
+    *execution = (cli_execution){ 0 };
 }
 
-static ekv_status time_plan(ekv_plan *plan, int32_t repeat, double *times, double *plan_us)
+/* ---- Jobs -------------------------------------------------------------------------------------------- */
+
+ekv_status cli_job_create(cli_execution *execution, ekv_plan *plan, cli_job *job)
 {
-    for (int32_t i = 0; i < repeat; i++) {
-        const double start = now_us();
-        ekv_status status = ekv_plan_update(plan, plan->kv_len, plan->batch.batch_size);
-        if (status)
-            return status;
-        times[i] = now_us() - start;
+    *job = (cli_job){ .plan = plan, .options = EKV_DECODE_OPTIONS_INIT };
+    job->options.backend = (ekv_backend)execution->cli->options.backend;
+    job->options.kernel = (ekv_kernel)execution->cli->options.kernel;
+    ekv_status status;
+    if ((status = ekv_backend_supports(plan, execution->tensors, &job->options)) ||
+        (status = ekv_workspace_size(plan, job->options.backend, &job->workspace_size)))
+        return status;
+    if ((status = execution->backend->prepare(execution, job)))
+        cli_job_free(execution, job);
+    return status;
+}
+
+void cli_job_free(cli_execution *execution, cli_job *job)
+{
+    execution->backend->release(execution, job);
+    *job = (cli_job){ 0 };
+}
+
+ekv_status cli_job_time(cli_execution *execution, cli_job *job, double *us)
+{
+    return execution->backend->time(execution, job, us);
+}
+
+/* Outputs are dense, both O and LSE. */
+static bool same(const cli_execution *execution, const cli_outputs *outputs, const void *o, const void *lse)
+{
+    const size_t rows = (size_t)execution->batch.batch_size * (size_t)execution->batch.q_heads;
+    const size_t o_size = rows * (size_t)execution->batch.head_dim * (size_t)ekv_dtype_size(execution->batch.q_dtype);
+    return !memcmp(outputs->o, o, o_size) && !memcmp(outputs->lse, lse, rows * sizeof(float));
+}
+
+static void compare(const cli_execution *execution, const cli_job *job, const cli_outputs *outputs, cli_check *check)
+{
+    ekv_tensors tensors = *execution->tensors;
+    tensors.o = outputs->o;
+    tensors.lse = outputs->lse;
+    check->guards_intact = outputs->guards_intact;
+    if (execution->reference)
+        check->comparison = ekv_compare(job->plan, &tensors, EKV_LSE_NATURAL, job->p_dtype, execution->reference);
+}
+
+ekv_status cli_job_check(cli_execution *execution, cli_job *job, cli_check *check)
+{
+    const size_t rows = (size_t)execution->batch.batch_size * (size_t)execution->batch.q_heads;
+    const size_t o_size = rows * (size_t)execution->batch.head_dim * (size_t)ekv_dtype_size(execution->batch.q_dtype);
+    *check = (cli_check){ 0 };
+    cli_outputs outputs;
+    ekv_status status = execution->backend->decode(execution, job, &outputs);
+    if (status)
+        return status;
+    compare(execution, job, &outputs, check);
+    char *first = cli_alloc(o_size + rows * sizeof(float));
+    memcpy(first, outputs.o, o_size);
+    memcpy(first + o_size, outputs.lse, rows * sizeof(float));
+    if (!(status = execution->backend->decode(execution, job, &outputs))) {
+        check->same_bits = same(execution, &outputs, first, first + o_size);
+        check->guards_intact = check->guards_intact && outputs.guards_intact;
+        check->passed = check->guards_intact && check->same_bits && check->comparison.max_ratio <= 1;
     }
-    *plan_us = median(times, repeat);
-    return EKV_OK;
+    free(first);
+    return status;
 }
 
-static ekv_status time_decode(cli_execution *execution, ekv_plan *plan, int32_t repeat, void *workspace, size_t size,
-                              double *times, cli_result *result)
+void cli_check_report(cli_state *cli, const char *what, const cli_check *check)
 {
-    for (int32_t i = -1; i < repeat; i++) { /* -1 warms up */
-        const double start = now_us();
-        ekv_status status = ekv_decode(plan, ekv_random_cache_tensors(execution->cache), NULL, workspace, size);
-        if (status)
-            return status;
-        if (i >= 0)
-            times[i] = now_us() - start;
+    const ekv_comparison *c = &check->comparison;
+    cli->exit_code = CLI_FAILURE;
+    cli_progress(NULL);
+    if (c->max_ratio > 1)
+        fprintf(stderr, "evenkv: %s is out of tolerance by a factor of %.3g at request %d, query head %d, %s%d\n", what,
+                c->max_ratio, c->request, c->q_head, c->dim < 0 ? "LSE " : "element ", c->dim);
+    else
+        fprintf(stderr, "evenkv: %s %s\n", what,
+                check->guards_intact ? "gave other bits the second time" : "wrote outside of its outputs");
+}
+
+/* ---- Times ------------------------------------------------------------------------------------------- */
+
+double cli_now_us(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec * 1e6 + (double)time.tv_nsec / 1e3;
+}
+
+ekv_status cli_plan_time(ekv_plan *plan, int32_t repeat, double *us)
+{
+    double *times = cli_alloc((size_t)repeat * sizeof *times);
+    ekv_status status = EKV_OK;
+    for (int32_t i = 0; i < repeat && !status; i++) {
+        const double start = cli_now_us();
+        status = ekv_plan_update(plan, plan->kv_len, plan->batch.batch_size);
+        times[i] = cli_now_us() - start;
     }
-    result->median_us = median(times, repeat);
-    result->min_us = times[0];
-    result->kv_gb_per_s = (double)execution->kv_bytes / result->median_us / 1e3;
-    return EKV_OK;
+    if (!status)
+        *us = cli_times_of(times, repeat).median_us;
+    free(times);
+    return status;
 }
 
-static void compare(cli_execution *execution, const ekv_plan *plan, cli_result *result)
+/* Shapes take turns, so that a disturbance falls on all. */
+ekv_status cli_read_time(cli_execution *execution, int32_t repeat, cli_read *read)
 {
-    result->passed = ekv_random_cache_guards_intact(execution->cache);
-    if (!execution->reference)
-        return;
-    /* The CPU backend keeps softmax weights in fp32. */
-    result->comparison = ekv_compare(plan, ekv_random_cache_tensors(execution->cache), EKV_LSE_NATURAL, EKV_DTYPE_F32,
-                                     execution->reference);
-    result->passed = result->passed && result->comparison.max_ratio <= 1;
+    enum { MAX_SHAPES = 16 };
+    const cli_backend *backend = execution->backend;
+    char text[sizeof read->shape];
+    int32_t shapes = 0;
+    while (shapes < MAX_SHAPES && backend->read_shape(execution, shapes, text, sizeof text))
+        shapes++;
+    double *times = cli_alloc((size_t)shapes * (size_t)repeat * sizeof *times);
+    ekv_status status = EKV_OK;
+    for (int32_t i = -1; i < repeat && !status; i++) /* -1 warms up */
+        for (int32_t s = 0; s < shapes && !status; s++)
+            status = backend->read(execution, s, &times[s * repeat + (i < 0 ? 0 : i)]);
+    if (!status) {
+        read->us = 0;
+        for (int32_t s = 0; s < shapes; s++) {
+            const double us = cli_times_of(times + s * repeat, repeat).median_us;
+            if (s && us >= read->us)
+                continue;
+            read->us = us;
+            backend->read_shape(execution, s, read->shape, sizeof read->shape);
+        }
+    }
+    free(times);
+    return status;
 }
 
-ekv_status cli_execute(cli_execution *execution, ekv_plan *plan, int32_t repeat, cli_result *result)
+static ekv_status time_decode(cli_execution *execution, cli_job *job, int32_t repeat, cli_result *result)
+{
+    double *times = cli_alloc((size_t)repeat * sizeof *times);
+    ekv_status status = EKV_OK;
+    for (int32_t i = 0; i < repeat && !status; i++) /* the check has warmed up */
+        status = cli_job_time(execution, job, &times[i]);
+    if (!status) {
+        result->decode = cli_times_of(times, repeat);
+        result->kv_gb_per_s = (double)execution->kv_bytes / result->decode.median_us / 1e3;
+    }
+    free(times);
+    return status;
+}
+
+ekv_status cli_execute(cli_execution *execution, ekv_plan *plan, int32_t repeat, ekv_cuda_timeline *timeline,
+                       cli_result *result)
 {
     *result = (cli_result){ 0 };
-    size_t size;
+    cli_job job;
     ekv_status status;
-    if ((status = ekv_backend_supports(plan, ekv_random_cache_tensors(execution->cache), NULL)) ||
-        (status = ekv_workspace_size(plan, EKV_BACKEND_CPU, &size)))
-        return status;
-    char *memory = cli_alloc(size + WORKSPACE_ALIGN);
-    double *times = cli_alloc((size_t)repeat * sizeof *times);
-    void *workspace = memory + (WORKSPACE_ALIGN - (uintptr_t)memory % WORKSPACE_ALIGN) % WORKSPACE_ALIGN;
-    ekv_random_cache_reset(execution->cache);
-    if (!(status = time_plan(plan, repeat, times, &result->plan_us)) &&
-        !(status = time_decode(execution, plan, repeat, workspace, size, times, result)))
-        compare(execution, plan, result);
-    free(times);
-    free(memory);
+    if (!(status = cli_plan_time(plan, repeat, &result->plan_us)) &&
+        !(status = cli_job_create(execution, plan, &job))) {
+        snprintf(result->kernel, sizeof result->kernel, "%s", job.kernel);
+        if (!(status = cli_job_check(execution, &job, &result->check)) &&
+            !(status = time_decode(execution, &job, repeat, result)) && timeline)
+            status = execution->backend->timeline(execution, &job, timeline);
+        cli_job_free(execution, &job);
+    }
     return status;
 }

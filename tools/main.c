@@ -12,8 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
-static const cli_command *const commands[] = { &cli_command_plan, &cli_command_explain, &cli_command_run,
-                                               &cli_command_demo, &cli_command_devices };
+static const cli_command *const commands[] = { &cli_command_plan,  &cli_command_explain, &cli_command_run,
+                                               &cli_command_bench, &cli_command_demo,    &cli_command_devices };
 enum { NUM_COMMANDS = sizeof commands / sizeof commands[0] };
 
 ekv_status cli_usage(cli_state *cli, ekv_status status)
@@ -52,8 +52,9 @@ static void print_command_help(cli_text *text, const cli_command *command)
         cli_wrapf(text, 0, "%.*s", (int)size, paragraph);
         paragraph += size + (paragraph[size] == '\n');
     }
-    if (command->groups & CLI_PLANNERS)
-        cli_print(text, "Planners unless --planner names others: %s\n", command->planners);
+    if (command->groups & (CLI_PLANNERS | CLI_SWEEP))
+        cli_print(text, "Planners unless --planner%s names others: %s\n", command->groups & CLI_SWEEP ? "s" : "",
+                  command->planners);
     cli_options_help(text, command->groups);
 }
 
@@ -103,6 +104,14 @@ static const cli_command *find_command(const char *name)
     return NULL;
 }
 
+/* Starting a GPU takes a while, so only what looks at it does. */
+static bool wants_gpu(const cli_state *cli)
+{
+    if (cli->command->groups & CLI_EXECUTION)
+        return cli->options.backend != EKV_BACKEND_CPU;
+    return cli->command == &cli_command_devices;
+}
+
 static ekv_status run_command(cli_state *cli, int count, char **arguments)
 {
     ekv_status status = cli_options_read(cli, count, arguments);
@@ -114,6 +123,8 @@ static ekv_status run_command(cli_state *cli, int count, char **arguments)
     }
     ekv_context_options options = EKV_CONTEXT_OPTIONS_INIT;
     options.num_threads = cli->options.threads;
+    if (!wants_gpu(cli))
+        options.cuda_device = -2; /* none */
     if ((status = ekv_context_create(&options, &cli->context)))
         return status;
     status = cli->command->run(cli);

@@ -30,6 +30,9 @@ static const choice formats[] = { { "auto", EKV_TRACE_AUTO },
 static const choice dispatches[] = {
     { "grid", EKV_DISPATCH_GRID }, { "queue", EKV_DISPATCH_QUEUE }, { "range", EKV_DISPATCH_RANGE }, { 0 }
 };
+static const choice kernels[] = {
+    { "auto", EKV_KERNEL_AUTO }, { "simt", EKV_KERNEL_SIMT }, { "mma", EKV_KERNEL_MMA }, { 0 }
+};
 static const choice backends[] = { { "cpu", EKV_BACKEND_CPU }, { "cuda", EKV_BACKEND_CUDA }, { 0 } };
 
 typedef enum option_kind {
@@ -102,7 +105,8 @@ static const option_row table[] = {
     TEXT(CLI_DIST, "dist", "NAME", dist,
          "how the T tokens are spread: uniform (default); skewNN: one request holds NN percent; KxNN: K requests hold "
          "NN percent each"),
-    ONE_OF(CLI_DIST, "hot", "PLACE", hot, places, "where those long requests are: first (default), middle, last"),
+    ONE_OF(CLI_DIST | CLI_SWEEP, "hot", "PLACE", hot, places,
+           "where those long requests are: first (default), middle, last"),
 
     TEXT(CLI_TRACE, "trace", "FILE", trace,
          "request trace: Azure LLM inference CSV, Mooncake JSON lines, BurstGPT CSV"),
@@ -115,7 +119,17 @@ static const option_row table[] = {
     NUMBER(CLI_TRACE, "max-batch", "B", INT32, max_batch, 1, INT32_MAX, "most requests in a step (default: no limit)"),
     NUMBER(CLI_TRACE, "token-budget", "T", INT64, token_budget, 1, INT64_MAX,
            "KV tokens that the cache holds; requests that do not fit wait (default: no limit)"),
-    NUMBER(CLI_TRACE, "seed", "S", INT64, seed, 0, INT64_MAX, "seed of all that is drawn at random (default 1)"),
+    NUMBER(CLI_TRACE | CLI_SWEEP, "seed", "S", INT64, seed, 0, INT64_MAX,
+           "seed of all that is drawn at random (default 1)"),
+
+    TEXT(CLI_SWEEP, "planners", "NAMES", planner, "one, several (as none,even), or all of:"),
+    TEXT(CLI_SWEEP, "dists", "NAMES", dists,
+         "how tokens are spread (default uniform), any of uniform, skewNN, KxNN; or file: the batches of --kv-lens "
+         "@FILE"),
+    TEXT(CLI_SWEEP, "batches", "LIST", batches, "numbers of requests, as 4,8,16"),
+    TEXT(CLI_SWEEP, "tokens", "LIST", token_list, "KV tokens in all, as 65536,524288"),
+    TEXT(CLI_SWEEP, "csv", "FILE", csv, "write the results there as CSV, cell by cell"),
+    TEXT(CLI_SWEEP, "plot", "FILE", plot, "draw time against batch size there: FILE.svg or FILE.png (needs gnuplot)"),
 
     TEXT(CLI_PLANNERS, "planner", "NAMES", planner, "one, several (as none,even), or all of:"),
     PLAN_SWITCH("cuda-graph", cuda_graph, "FlashInfer planners: the rules under CUDA graph capture"),
@@ -135,12 +149,20 @@ static const option_row table[] = {
 
     TEXT(CLI_DEVICE, "device", "NAME", device, "a file with a device model, or one of:"),
 
-    ONE_OF(CLI_EXECUTION, "backend", "NAME", backend, backends, "cpu (default) or cuda"),
+    ONE_OF(CLI_EXECUTION, "backend", "NAME", backend, backends, "cpu or cuda (default: cuda where there is a GPU)"),
+    ONE_OF(CLI_EXECUTION, "kernel", "NAME", kernel, kernels,
+           "of the CUDA backend: auto (default), mma (tensor cores), simt (CUDA cores)"),
     ONE_OF(CLI_EXECUTION, "layout", "NAME", layout, layouts, "of a page: nhd (default) or hnd"),
     NUMBER(CLI_EXECUTION, "threads", "N", INT32, threads, 1, 1024,
            "threads of the CPU backend (default: EKV_NUM_THREADS, else all CPUs)"),
-    NUMBER(CLI_EXECUTION, "repeat", "N", INT32, repeat, 1, 10000, "timed runs after one to warm up (default 5)"),
+    NUMBER(CLI_EXECUTION, "repeat", "N", INT32, repeat, 1, 10000, "timed runs (default: 5 on the CPU, 20 on a GPU)"),
     SWITCH(CLI_EXECUTION, "no-check", no_check, "do not compare with the reference (it takes seconds a GB of K and V)"),
+
+    SWITCH(CLI_EXECUTION, "no-flush", no_flush, "do not flush the caches before each timed run"),
+    SWITCH(CLI_EXECUTION, "graph", graph,
+           "CUDA: time replays of a captured decode, which bring the plan to the GPU each time, in place of launches"),
+    TEXT(CLI_TIMELINE, "timeline", "FILE", timeline,
+         "CUDA: write there when and where each tile ran, in Chrome's trace format, which Perfetto opens"),
 
     SWITCH(CLI_TILES, "tiles", tiles, "print every tile as well"),
     SWITCH(CLI_JSON, "json", json, "JSON, one object a line"),
@@ -167,6 +189,11 @@ const char *cli_dtype_name(ekv_dtype dtype)
 const char *cli_dispatch_name(ekv_dispatch dispatch)
 {
     return choice_name(dispatches, (int32_t)dispatch);
+}
+
+const char *cli_hot_name(ekv_hot hot)
+{
+    return choice_name(places, (int32_t)hot);
 }
 
 static ekv_status read_choice(const choice *choices, const char *flag, const char *value, int32_t *target)
@@ -202,13 +229,17 @@ static ekv_status read_value(const option_row *option, const char *flag, const c
     return EKV_OK;
 }
 
-/* The option of that name (size characters), or NULL. */
-static const option_row *find(const char *name, size_t size)
+/* The option of that name (size characters) that the groups have, else one of other groups, else NULL. */
+static const option_row *find(const char *name, size_t size, unsigned groups)
 {
+    const option_row *other = NULL;
     for (int i = 0; i < NUM_OPTIONS; i++)
-        if (strlen(table[i].name) == size && !memcmp(table[i].name, name, size))
-            return &table[i];
-    return NULL;
+        if (strlen(table[i].name) == size && !memcmp(table[i].name, name, size)) {
+            if (table[i].group & groups)
+                return &table[i];
+            other = &table[i];
+        }
+    return other;
 }
 
 /* Reads the option at arguments[0] and, where it takes one, its value; *used counts both. */
@@ -221,7 +252,7 @@ static ekv_status read_option(cli_state *cli, int count, char **arguments, int *
                         ekv_quote(argument, strlen(argument), quoted));
     const char *equals = strchr(argument, '=');
     const size_t size = equals ? (size_t)(equals - argument) : strlen(argument);
-    const option_row *option = find(argument + 2, size - 2);
+    const option_row *option = find(argument + 2, size - 2, cli->command->groups);
     if (!option)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "unknown option '%s'", ekv_quote(argument, size, quoted));
     if (!(option->group & cli->command->groups))
@@ -257,7 +288,7 @@ ekv_status cli_options_read(cli_state *cli, int count, char **arguments)
                                   .seed = 1,
                                   .step_ms = 30,
                                   .speedup = 1,
-                                  .repeat = 5,
+                                  .backend = CLI_BACKEND_AUTO,
                                   .plan = EKV_PLAN_OPTIONS_INIT };
     for (int used = 1, i = 0; i < count; i += used) {
         ekv_status status = read_option(cli, count - i, arguments + i, &used);
@@ -293,7 +324,9 @@ static const char *heading(unsigned group)
     case CLI_PLANNERS:
     case CLI_PLANNING: return "Planners";
     case CLI_DEVICE: return "Device";
-    case CLI_EXECUTION: return "Execution";
+    case CLI_SWEEP: return "The sweep: every distribution x number of requests x number of tokens";
+    case CLI_EXECUTION:
+    case CLI_TIMELINE: return "Execution";
     default: return "Output";
     }
 }
@@ -308,7 +341,10 @@ static const char *model_name(int32_t index)
 static const struct {
     const char *option;
     const char *(*name)(int32_t index);
-} name_lists[] = { { "model", model_name }, { "planner", ekv_planner_name }, { "device", ekv_device_name } };
+} name_lists[] = { { "model", model_name },
+                   { "planner", ekv_planner_name },
+                   { "planners", ekv_planner_name },
+                   { "device", ekv_device_name } };
 
 static bool print_names(cli_text *text, const option_row *option)
 {
@@ -333,7 +369,7 @@ void cli_options_help(cli_text *text, unsigned groups)
         const option_row *option = &table[i];
         if (!(option->group & groups))
             continue;
-        const char *title = heading(option->group);
+        const char *title = heading(option->group & groups);
         if (!last || strcmp(title, last)) {
             cli_print(text, "\n");
             cli_wrapf(text, 0, "%s:", title);

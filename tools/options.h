@@ -26,8 +26,12 @@ enum {
     CLI_TILES = 1 << 8,     /* --tiles */
     CLI_JSON = 1 << 9,      /* --json */
     CLI_OUTPUT = 1 << 10,   /* --output, --help */
+    CLI_SWEEP = 1 << 11,    /* many batches by many planners */
+    CLI_TIMELINE = 1 << 12, /* --timeline */
     CLI_BATCH = CLI_SHAPE | CLI_LENGTHS | CLI_DIST | CLI_TRACE
 };
+
+enum { CLI_BACKEND_AUTO = -1 };
 
 /* What was given; 0 or NULL where an option without a default was not. */
 typedef struct cli_options {
@@ -57,10 +61,15 @@ typedef struct cli_options {
     ekv_plan_options plan;
     const char *device;
 
-    int32_t backend; /* ekv_backend */
+    int32_t backend; /* ekv_backend, or CLI_BACKEND_AUTO */
+    int32_t kernel;  /* ekv_kernel */
     int32_t threads;
-    int32_t repeat;
-    bool no_check;
+    int32_t repeat; /* 0: the backend's own */
+    bool no_check, no_flush, graph;
+    const char *timeline;
+
+    const char *dists, *batches, *token_list; /* "A,B" */
+    const char *csv, *plot;
 
     bool tiles, json, help;
     const char *output;
@@ -82,5 +91,7 @@ void cli_options_help(cli_text *text, unsigned groups);
 const char *cli_dtype_name(ekv_dtype dtype);
 /* "grid", "queue", "range". */
 const char *cli_dispatch_name(ekv_dispatch dispatch);
+/* "first", "middle", "last". */
+const char *cli_hot_name(ekv_hot hot);
 
 #endif

@@ -25,6 +25,8 @@ ekv_status cli_device_read(cli_state *cli, const char *default_name, ekv_device 
     enum { LIMIT = 64 << 10 }; /* a device file has a dozen lines */
     const char *name = cli->options.device ? cli->options.device : default_name;
     *device = (ekv_device)EKV_DEVICE_INIT;
+    if (!name)
+        return ekv_device_detect(cli->context, device);
     struct stat info;
     if (is_built_in(name) || (!strpbrk(name, "/.") && stat(name, &info))) { /* no model and no file: names the models */
         ekv_status status = ekv_device_find(name, device);
@@ -163,7 +165,7 @@ static ekv_status add_planner(cli_workload *workload, const char *name, size_t s
         return unknown_planner(name, size);
     for (int32_t i = 0; i < workload->num_planners; i++)
         if (workload->planners[i] == known)
-            return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "--planner names %s twice", known);
+            return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "planner %s is named twice", known);
     workload->planners[workload->num_planners++] = known;
     return EKV_OK;
 }

@@ -17,12 +17,14 @@ typedef struct cli_workload {
     const char *planners[CLI_MAX_PLANNERS];
 } cli_workload;
 
-/* Fills *workload (started with {0}); needs cli->context.  default_device: for a command line without --device.
+/* Fills *workload (started with {0}); needs cli->context.  default_device: for a command line without --device; NULL:
+ * what the context runs on.
  * Free with cli_workload_free, after an error too. */
 ekv_status cli_workload_read(cli_state *cli, const char *default_device, cli_workload *workload);
 void cli_workload_free(cli_workload *workload);
 
-/* The device of --device, or default_name.  Errors: those of the file, or usage errors. */
+/* The device of --device, or default_name, or, where that is NULL, what the context runs on.  Errors: those of the
+ * file, usage errors, DRIVER. */
 ekv_status cli_device_read(cli_state *cli, const char *default_name, ekv_device *device);
 
 /* The parts of cli_workload_read. */

@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * evenkv bench: planners over many batches, timed in turn, as shares of a plain read. */
+#include "base/context.h"
+#include "base/number.h"
+#include "base/status.h"
+#include "bench.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Without --repeat a planner that is slow in a cell is timed less often: no more than MIN_REPEAT times once its runs
+ * have taken that long. */
+enum { MIN_REPEAT = 5 };
+static const double budget_us[] = { [EKV_BACKEND_CPU] = 2e6, [EKV_BACKEND_CUDA] = 100e3 };
+
+typedef struct known_read {
+    int64_t bytes;
+    cli_read read;
+} known_read;
+
+typedef struct bench_state {
+    cli_state *cli;
+    cli_workload workload; /* lengths: of the file, if there is one */
+    cli_execution execution;
+    bench_cell *cells; /* [num_cells] */
+    int64_t num_cells, capacity;
+    ekv_lengths_list **made; /* [num_made], behind the cells that distributions made */
+    int64_t num_made;
+    known_read *reads; /* [num_reads], one for each number of bytes */
+    int64_t num_reads;
+    FILE *csv;
+    cli_text csv_text; /* all of it, for the plot */
+} bench_state;
+
+/* ---- Lists ------------------------------------------------------------------------------------------- */
+
+/* The next name of "A,B" from *list on; false at the end. */
+static bool next_name(const char **list, const char **name, size_t *size)
+{
+    if (!*list)
+        return false;
+    *name = *list;
+    *size = strcspn(*list, ",");
+    *list = (*name)[*size] ? *name + *size + 1 : NULL;
+    return true;
+}
+
+/* Numbers of any size and sign: which of them no batch can have is up to the cells. */
+static ekv_status read_numbers(cli_state *cli, const char *list, const char *flag, int64_t **numbers, int64_t *count)
+{
+    const char *name;
+    size_t size;
+    int64_t n = 0;
+    *numbers = cli_alloc((strlen(list) + 1) * sizeof **numbers); /* more than there are */
+    while (next_name(&list, &name, &size)) {
+        ekv_status status = ekv_parse_int64(name, size, flag, INT64_MIN, INT64_MAX, &(*numbers)[n++]);
+        if (status)
+            return cli_usage(cli, status);
+    }
+    *count = n;
+    return EKV_OK;
+}
+
+/* ---- Cells ------------------------------------------------------------------------------------------- */
+
+static bench_cell *add_cell(bench_state *bench)
+{
+    if (bench->num_cells == bench->capacity) {
+        bench->capacity = 2 * bench->capacity + 16;
+        bench->cells = cli_realloc(bench->cells, (size_t)bench->capacity * sizeof *bench->cells);
+        bench->made = cli_realloc(bench->made, (size_t)bench->capacity * sizeof(ekv_lengths_list *));
+    }
+    bench->cells[bench->num_cells] = (bench_cell){ 0 };
+    return &bench->cells[bench->num_cells++];
+}
+
+static void skip_cell(const char *dist, int64_t batch, int64_t tokens, ekv_status status)
+{
+    cli_progress(NULL);
+    fprintf(stderr, "evenkv: %s, batch %" PRId64 ", %" PRId64 " tokens left out: %s (%s)\n", dist, batch, tokens,
+            ekv_last_error(), ekv_status_name(status));
+}
+
+static ekv_status add_made_cell(bench_state *bench, const char *dist, int64_t batch, int64_t tokens)
+{
+    ekv_lengths_list *list;
+    ekv_status status =
+        ekv_lengths_from_dist(bench->cli->context, dist, batch, tokens, (ekv_hot)bench->cli->options.hot, &list);
+    if (status == EKV_ERROR_INVALID_ARGUMENT) {
+        skip_cell(dist, batch, tokens, status);
+        return EKV_OK;
+    }
+    if (status)
+        return cli_usage(bench->cli, status);
+    bench_cell *cell = add_cell(bench);
+    bench->made[bench->num_made++] = list;
+    snprintf(cell->dist, sizeof cell->dist, "%s", dist);
+    cell->lengths = &list->batches[0];
+    cell->made = true;
+    return EKV_OK;
+}
+
+static ekv_status add_file_cells(bench_state *bench)
+{
+    const char *kv_lens = bench->cli->options.kv_lens;
+    ekv_status status =
+        kv_lens[0] == '@'
+            ? ekv_lengths_from_file(bench->cli->context, kv_lens + 1, &bench->workload.lengths)
+            : cli_usage(bench->cli, ekv_lengths_from_text(bench->cli->context, kv_lens, &bench->workload.lengths));
+    if (status)
+        return status;
+    for (int64_t i = 0; i < bench->workload.lengths->count; i++) {
+        bench_cell *cell = add_cell(bench);
+        cell->lengths = &bench->workload.lengths->batches[i];
+        snprintf(cell->dist, sizeof cell->dist, "file%" PRId64, ekv_max(cell->lengths->index, 1));
+    }
+    return EKV_OK;
+}
+
+typedef struct numbers {
+    int64_t *batches, *tokens;
+    int64_t num_batches, num_tokens;
+} numbers;
+
+static ekv_status add_dist(bench_state *bench, const char *dist, const numbers *n)
+{
+    if (!strcmp(dist, "file"))
+        return add_file_cells(bench);
+    for (int64_t t = 0; t < n->num_tokens; t++)
+        for (int64_t b = 0; b < n->num_batches; b++) {
+            ekv_status status = add_made_cell(bench, dist, n->batches[b], n->tokens[t]);
+            if (status)
+                return status;
+        }
+    return EKV_OK;
+}
+
+static ekv_status add_dists(bench_state *bench, const char *dists, const numbers *n)
+{
+    const char *name;
+    size_t size;
+    while (next_name(&dists, &name, &size)) {
+        char dist[32];
+        snprintf(dist, sizeof dist, "%.*s", (int)size, name);
+        ekv_status status =
+            size < sizeof dist
+                ? add_dist(bench, dist, n)
+                : cli_usage(bench->cli, ekv_fail(EKV_ERROR_NOT_FOUND, "no distribution is called '%s'", dist));
+        if (status)
+            return status;
+    }
+    return EKV_OK;
+}
+
+/* Which of the options of lengths go with each other. */
+static ekv_status check_lengths(cli_state *cli, const char *dists, bool *has_file)
+{
+    const cli_options *options = &cli->options;
+    const char *list = dists, *name;
+    size_t size;
+    bool made = false;
+    *has_file = false;
+    while (next_name(&list, &name, &size)) {
+        const bool file = size == 4 && !memcmp(name, "file", 4);
+        if (file && *has_file)
+            return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "--dists names file twice"));
+        *has_file = *has_file || file;
+        made = made || !file;
+    }
+    if (*has_file != (options->kv_lens != NULL))
+        return cli_usage(cli,
+                         ekv_fail(EKV_ERROR_INVALID_ARGUMENT, *has_file ? "--dists file needs --kv-lens @FILE"
+                                                                        : "--kv-lens goes with --dists file only"));
+    if (made && (!options->batches || !options->token_list))
+        return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "bench needs --batches and --tokens, or --dists "
+                                                                   "file with --kv-lens @FILE"));
+    if (!made && (options->batches || options->token_list))
+        return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s does not go with --dists file",
+                                       options->batches ? "--batches" : "--tokens"));
+    return EKV_OK;
+}
+
+static ekv_status list_cells(bench_state *bench)
+{
+    cli_state *cli = bench->cli;
+    const char *dists = cli->options.dists ? cli->options.dists : "uniform";
+    numbers n = { 0 };
+    bool has_file;
+    ekv_status status = check_lengths(cli, dists, &has_file);
+    if (!status && cli->options.batches)
+        status = read_numbers(cli, cli->options.batches, "--batches", &n.batches, &n.num_batches);
+    if (!status && cli->options.token_list)
+        status = read_numbers(cli, cli->options.token_list, "--tokens", &n.tokens, &n.num_tokens);
+    if (!status)
+        status = add_dists(bench, dists, &n);
+    free(n.batches);
+    free(n.tokens);
+    return status;
+}
+
+static ekv_batch cell_batch(const bench_state *bench, const bench_cell *cell)
+{
+    ekv_batch batch = bench->workload.shape;
+    batch.batch_size = cell->lengths->batch_size;
+    batch.kv_len = cell->lengths->kv_len;
+    return batch;
+}
+
+/* ---- One cell ---------------------------------------------------------------------------------------- */
+
+/* A planner in the cell; plan is NULL where it cannot take it. */
+typedef struct entry {
+    ekv_plan *plan;
+    cli_job job;
+    bool prepared;
+    double plan_us;
+    cli_check check;
+    double *times; /* [repeat] */
+    int32_t count;
+    double total_us;
+} entry;
+
+static void free_entry(bench_state *bench, entry *e)
+{
+    if (e->prepared)
+        cli_job_free(&bench->execution, &e->job);
+    ekv_plan_free(e->plan);
+    free(e->times);
+    *e = (entry){ 0 };
+}
+
+static ekv_status prepare(bench_state *bench, const ekv_batch *batch, const char *planner, entry *e)
+{
+    cli_state *cli = bench->cli;
+    const int32_t repeat = cli_repeat(cli);
+    ekv_status status =
+        ekv_plan_create(cli->context, planner, batch, &bench->workload.device, &cli->options.plan, &e->plan);
+    if (status)
+        return cli_plan_status(cli, status);
+    e->times = cli_alloc((size_t)repeat * sizeof *e->times);
+    if ((status = cli_plan_time(e->plan, repeat, &e->plan_us)) ||
+        (status = cli_job_create(&bench->execution, e->plan, &e->job)))
+        return status;
+    e->prepared = true;
+    return cli_job_check(&bench->execution, &e->job, &e->check);
+}
+
+/* A planner that cannot take the cell is left out of it. */
+static ekv_status prepare_or_skip(bench_state *bench, const bench_cell *cell, const char *planner, entry *e)
+{
+    const ekv_batch batch = cell_batch(bench, cell);
+    ekv_status status = prepare(bench, &batch, planner, e);
+    if (status != EKV_ERROR_UNSUPPORTED && status != EKV_ERROR_OVERFLOW && status != EKV_ERROR_PLAN_INVALID)
+        return status;
+    cli_progress(NULL);
+    fprintf(stderr, "evenkv: %s, batch %d: %s left out: %s (%s)\n", cell->dist, batch.batch_size, planner,
+            ekv_last_error(), ekv_status_name(status));
+    free_entry(bench, e);
+    return EKV_OK;
+}
+
+static bool wants_more(const bench_state *bench, const entry *e)
+{
+    const cli_options *options = &bench->cli->options;
+    const bool over = !options->repeat && e->count >= MIN_REPEAT && e->total_us > budget_us[options->backend];
+    return e->plan && !over;
+}
+
+/* One run of each in turn, so that what disturbs the machine falls on all alike. */
+static ekv_status time_entries(bench_state *bench, entry *entries)
+{
+    const int32_t repeat = cli_repeat(bench->cli);
+    for (int32_t i = 0; i < repeat; i++)
+        for (int32_t p = 0; p < bench->workload.num_planners; p++) {
+            entry *e = &entries[p];
+            if (!wants_more(bench, e))
+                continue;
+            double us;
+            ekv_status status = cli_job_time(&bench->execution, &e->job, &us);
+            if (status)
+                return status;
+            e->times[e->count++] = us;
+            e->total_us += us;
+        }
+    return EKV_OK;
+}
+
+/* Plain reads of as many bytes, measured once. */
+static ekv_status find_read(bench_state *bench, const cli_read **read)
+{
+    for (int64_t i = 0; i < bench->num_reads; i++)
+        if (bench->reads[i].bytes == bench->execution.bytes) {
+            *read = &bench->reads[i].read;
+            return EKV_OK;
+        }
+    bench->reads = cli_realloc(bench->reads, (size_t)(bench->num_reads + 1) * sizeof *bench->reads);
+    known_read *added = &bench->reads[bench->num_reads];
+    added->bytes = bench->execution.bytes;
+    ekv_status status = cli_read_time(&bench->execution, cli_repeat(bench->cli), &added->read);
+    if (status)
+        return status;
+    bench->num_reads++;
+    *read = &added->read;
+    return EKV_OK;
+}
+
+static void report(bench_state *bench, const bench_cell *cell, const cli_read *read, entry *e)
+{
+    cli_state *cli = bench->cli;
+    const int32_t repeat = cli_repeat(cli);
+    const bench_row row = { .cell = cell,
+                            .execution = &bench->execution,
+                            .plan = e->plan,
+                            .job = &e->job,
+                            .device = bench->workload.device.name,
+                            .read = read,
+                            .plan_us = e->plan_us,
+                            .times = cli_times_of(e->times, e->count),
+                            .check = e->check };
+    char what[128];
+    snprintf(what, sizeof what, "%s, batch %d: %s", cell->dist, cell->lengths->batch_size, e->plan->planner->name);
+    bench_print_csv(&bench->csv_text, &row);
+    if (cli->options.json)
+        bench_print_json(&cli->out, &row);
+    else
+        bench_print_row(&cli->out, &row);
+    if (!e->check.passed)
+        cli_check_report(cli, what, &e->check);
+    if (e->count < repeat) {
+        cli_progress(NULL);
+        fprintf(stderr, "evenkv: %s timed %d times in place of %d\n", what, e->count, repeat);
+    }
+}
+
+static ekv_status write_csv(bench_state *bench, size_t begin)
+{
+    const size_t size = bench->csv_text.size - begin;
+    if (!bench->csv || (fwrite(bench->csv_text.data + begin, 1, size, bench->csv) == size && !fflush(bench->csv)))
+        return EKV_OK;
+    return ekv_fail(EKV_ERROR_IO, "cannot write to '%s': %s", bench->cli->options.csv, strerror(errno));
+}
+
+static ekv_status measure_entries(bench_state *bench, const bench_cell *cell, entry *entries)
+{
+    const cli_workload *workload = &bench->workload;
+    const size_t begin = bench->csv_text.size;
+    const cli_read *read;
+    ekv_status status = find_read(bench, &read);
+    for (int32_t p = 0; p < workload->num_planners && !status; p++)
+        status = prepare_or_skip(bench, cell, workload->planners[p], &entries[p]);
+    if (status || (status = time_entries(bench, entries)))
+        return status;
+    if (!bench->cli->options.json)
+        bench_print_cell(&bench->cli->out, cell, &bench->execution, read);
+    for (int32_t p = 0; p < workload->num_planners; p++)
+        if (entries[p].plan)
+            report(bench, cell, read, &entries[p]);
+    return write_csv(bench, begin);
+}
+
+static ekv_status measure_cell(bench_state *bench, const bench_cell *cell)
+{
+    char text[96];
+    snprintf(text, sizeof text, "cell %d of %d: %s, batch %d", (int)(cell - bench->cells) + 1, (int)bench->num_cells,
+             cell->dist, cell->lengths->batch_size);
+    cli_progress(text);
+    const ekv_batch batch = cell_batch(bench, cell);
+    ekv_status status = cli_execution_set_batch(&bench->execution, &batch);
+    if (status)
+        return status;
+    entry entries[CLI_MAX_PLANNERS] = { 0 };
+    status = measure_entries(bench, cell, entries);
+    for (int32_t p = 0; p < bench->workload.num_planners; p++)
+        free_entry(bench, &entries[p]);
+    return status;
+}
+
+/* ---- The sweep --------------------------------------------------------------------------------------- */
+
+static ekv_status open_csv(bench_state *bench)
+{
+    const char *path = bench->cli->options.csv;
+    bench_print_csv_head(&bench->csv_text);
+    if (!path)
+        return EKV_OK;
+    bench->csv = fopen(path, "wb");
+    if (!bench->csv)
+        return ekv_fail(EKV_ERROR_IO, "cannot write to '%s': %s", path, strerror(errno));
+    return write_csv(bench, 0);
+}
+
+static ekv_status close_csv(bench_state *bench)
+{
+    FILE *file = bench->csv;
+    bench->csv = NULL;
+    if (file && fclose(file))
+        return ekv_fail(EKV_ERROR_IO, "cannot write to '%s': %s", bench->cli->options.csv, strerror(errno));
+    return EKV_OK;
+}
+
+static ekv_status run_cells(bench_state *bench)
+{
+    cli_limits limits = { .with_reference = !bench->cli->options.no_check };
+    for (int64_t i = 0; i < bench->num_cells; i++) {
+        const ekv_batch batch = cell_batch(bench, &bench->cells[i]);
+        cli_limits_add(&limits, &batch);
+    }
+    if (!bench->num_cells)
+        return EKV_OK;
+    ekv_status status = cli_execution_create(bench->cli, &bench->workload.shape, limits, &bench->execution);
+    for (int64_t i = 0; i < bench->num_cells && !status; i++)
+        status = measure_cell(bench, &bench->cells[i]);
+    return status;
+}
+
+static ekv_status sweep(bench_state *bench)
+{
+    cli_state *cli = bench->cli;
+    cli_workload *workload = &bench->workload;
+    ekv_status status;
+    if ((cli->options.plot && (status = cli_usage(cli, bench_check_plot(cli->options.plot)))) ||
+        (status = cli_backend_choose(cli)) || (status = cli_shape_read(cli, &workload->shape)) ||
+        (status = cli_planners_read(cli, workload)) || (status = cli_device_read(cli, NULL, &workload->device)) ||
+        (status = list_cells(bench)))
+        return status;
+    if (!workload->device.sm_arch) /* threads stand for SMs */
+        workload->device.num_sms = cli->context->options.num_threads;
+    if ((status = open_csv(bench)) || (status = run_cells(bench)) || (status = close_csv(bench)))
+        return status;
+    return cli->options.plot && bench->num_cells ? bench_plot(&bench->csv_text, cli->options.plot) : EKV_OK;
+}
+
+static ekv_status bench_run(cli_state *cli)
+{
+    bench_state bench = { .cli = cli };
+    ekv_status status = sweep(&bench);
+    cli_execution_free(&bench.execution);
+    for (int64_t i = 0; i < bench.num_made; i++)
+        ekv_lengths_free(bench.made[i]);
+    if (bench.csv)
+        fclose(bench.csv);
+    free(bench.made);
+    free(bench.cells);
+    free(bench.reads);
+    free(bench.csv_text.data);
+    cli_workload_free(&bench.workload);
+    return status;
+}
+
+const cli_command cli_command_bench = {
+    .name = "bench",
+    .summary = "time planners over many batches, as shares of a plain read",
+    .details =
+        "Measures every planner on every batch of a sweep: each distribution x number of requests x number of tokens, "
+        "or the batches of a file.  The planners of a batch run in turn; caches are flushed before each run.  Prints "
+        "the time of planning on the host; median, best and 95th percentile of decoding; GB/s of K and V; the share of "
+        "a plain read, which is the time of the best of a fixed list of plain reads of as many bytes as K, V, Q and O "
+        "have, under the same flush in the same process, over the median; and the largest error.\n"
+        "A batch that cannot be (fewer tokens than requests) or that a planner cannot take is left out, with a line on "
+        "stderr.  Without --repeat a planner whose runs of a batch have taken 100 ms on a GPU (2 s on the CPU) is "
+        "timed "
+        "5 times at least and no more.\n",
+    .groups = CLI_SHAPE | CLI_LENGTHS | CLI_SWEEP | CLI_PLANNING | CLI_DEVICE | CLI_EXECUTION | CLI_JSON | CLI_OUTPUT,
+    .planners = "even",
+    .run = bench_run,
+};
