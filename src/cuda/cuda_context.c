@@ -113,14 +113,6 @@ static ekv_status read_attributes(ekv_cuda *cuda)
 
 /* ---- Kernels ------------------------------------------------------------------------------------------- */
 
-static bool find_kernel(ekv_cuda *cuda, int32_t index, CUkernel *kernel)
-{
-    for (int32_t i = 0; i < cuda->num_libraries; i++)
-        if (cuda->driver.cuLibraryGetKernel(kernel, cuda->libraries[i], kernel_names[index]) == CUDA_SUCCESS)
-            return true;
-    return false;
-}
-
 /* An SM has four quarters with a register file each; a warp takes multiples of 256 registers (CUDA programming guide,
  * "hardware multithreading"). */
 static int32_t warps_by_registers(const ekv_cuda *cuda, int32_t registers)
@@ -130,12 +122,8 @@ static int32_t warps_by_registers(const ekv_cuda *cuda, int32_t registers)
 
 /* Also makes the driver put the kernel into the context now, whatever CUDA_MODULE_LOADING says: a first launch
  * inside a graph capture could not. */
-static ekv_status load_kernel(ekv_cuda *cuda, int32_t index)
+static ekv_status load_kernel(ekv_cuda *cuda, int32_t index, CUkernel kernel)
 {
-    CUkernel kernel;
-    if (!find_kernel(cuda, index, &kernel))
-        return ekv_fail(EKV_ERROR_DRIVER, "kernel %s is not in the embedded images for sm_%d", kernel_names[index],
-                        cuda->arch);
     CUfunction *function = &cuda->kernels[index];
     int shared = 0, registers = 0;
     ekv_status status;
@@ -150,6 +138,31 @@ static ekv_status load_kernel(ekv_cuda *cuda, int32_t index)
     return EKV_OK;
 }
 
+/* The kernels of an image, by the names that the driver gives: asking an image for one that it lacks would be an
+ * error of the API, which tools report. */
+static ekv_status load_image(ekv_cuda *cuda, CUlibrary library)
+{
+    enum { MOST = EKV_CUDA_NUM_KERNELS };
+    CUkernel kernels[MOST];
+    unsigned int count = 0;
+    ekv_status status = EKV_CUDA_CALL(cuda, cuLibraryGetKernelCount, (&count, library));
+    if (status)
+        return status;
+    if (count > MOST)
+        return ekv_fail(EKV_ERROR_DRIVER, "an image has %u kernels, the list %d", count, (int)MOST);
+    if ((status = EKV_CUDA_CALL(cuda, cuLibraryEnumerateKernels, (kernels, count, library))))
+        return status;
+    for (unsigned int k = 0; k < count; k++) {
+        const char *name = NULL;
+        if ((status = EKV_CUDA_CALL(cuda, cuKernelGetName, (&name, kernels[k]))))
+            return status;
+        for (int32_t i = 0; i < EKV_CUDA_NUM_KERNELS; i++)
+            if (!strcmp(name, kernel_names[i]) && (status = load_kernel(cuda, i, kernels[k])))
+                return status;
+    }
+    return EKV_OK;
+}
+
 static ekv_status load_kernels(ekv_cuda *cuda)
 {
     ekv_status status;
@@ -160,10 +173,13 @@ static ekv_status load_kernels(ekv_cuda *cuda)
         if ((status = EKV_CUDA_CALL(cuda, cuLibraryLoadData, (library, fatbin->image, NULL, NULL, 0, NULL, NULL, 0))))
             return status;
         cuda->num_libraries++;
+        if ((status = load_image(cuda, *library)))
+            return status;
     }
     for (int32_t i = 0; i < EKV_CUDA_NUM_KERNELS; i++)
-        if ((status = load_kernel(cuda, i)))
-            return status;
+        if (!cuda->kernels[i])
+            return ekv_fail(EKV_ERROR_DRIVER, "kernel %s is not in the embedded images for sm_%d", kernel_names[i],
+                            cuda->arch);
     /* Decode kernels live on shared memory; the driver's own choice may give them an SM with too little of it. */
     for (int32_t i = 0; i < EKV_CUDA_KERNEL_ekv_merge_bf16; i++)
         if ((status = EKV_CUDA_CALL(cuda, cuFuncSetAttribute,

@@ -34,7 +34,9 @@
     X(cuCtxSynchronize)                            \
     X(cuLibraryLoadData)                           \
     X(cuLibraryUnload)                             \
-    X(cuLibraryGetKernel)                          \
+    X(cuLibraryGetKernelCount)                     \
+    X(cuLibraryEnumerateKernels)                   \
+    X(cuKernelGetName)                             \
     X(cuKernelGetFunction)                         \
     X(cuFuncGetAttribute)                          \
     X(cuFuncSetAttribute)                          \

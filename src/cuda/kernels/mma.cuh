@@ -320,9 +320,8 @@ EKV_DEVICE void decode(const ekv_kernel_params &p)
     x.rings = shared;
     place w;
     unsigned char *q = shared + (size_t)warps * STAGES * S::STAGE_BYTES;
-    w.queue_ring = reinterpret_cast<volatile unsigned long long *>(q + (size_t)warps * N * D * 2);
-    tile_entry *entries =
-        reinterpret_cast<tile_entry *>(const_cast<unsigned long long *>(w.queue_ring) + EKV_MMA_TILE_RING);
+    w.queue_ring = reinterpret_cast<unsigned long long *>(q + (size_t)warps * N * D * 2);
+    tile_entry *entries = reinterpret_cast<tile_entry *>(w.queue_ring + EKV_MMA_TILE_RING);
     x.rows = reinterpret_cast<float2 *>(entries + warps * EKV_MMA_TILE_RING);
     x.stage = reinterpret_cast<int32_t *>(x.rows + warps * N);
 

@@ -54,13 +54,13 @@ struct __align__(16) tile_entry
 struct place {
     int lane;
     int warp;
-    int head;                                /* of the tile's heads */
-    int member;                              /* among the warps of the head */
-    int members;                             /* warps a head */
-    uint32_t ring;                           /* shared address of the warp's first stage */
-    uint32_t q;                              /* shared address of the warp's Q, [N][D] */
-    tile_entry *entries;                     /* [EKV_MMA_TILE_RING], the warp's own */
-    volatile unsigned long long *queue_ring; /* [EKV_MMA_TILE_RING], the CTA's */
+    int head;                       /* of the tile's heads */
+    int member;                     /* among the warps of the head */
+    int members;                    /* warps a head */
+    uint32_t ring;                  /* shared address of the warp's first stage */
+    uint32_t q;                     /* shared address of the warp's Q, [N][D] */
+    tile_entry *entries;            /* [EKV_MMA_TILE_RING], the warp's own */
+    unsigned long long *queue_ring; /* [EKV_MMA_TILE_RING], the CTA's */
 };
 
 /* ---- Scout --------------------------------------------------------------------------------------------- */
@@ -107,7 +107,10 @@ struct scout {
             return first + n;
         if (n >= total)
             return END;
-        const unsigned long long entry = w.queue_ring[n % EKV_MMA_TILE_RING];
+        unsigned long long entry = 0; /* atomics: warps hand numbers over without a barrier */
+        if (w.lane == 0)
+            entry = atomicAdd_block(w.queue_ring + n % EKV_MMA_TILE_RING, 0ull);
+        entry = __shfl_sync(EKV_FULL_WARP, entry, 0);
         return (int32_t)(entry >> 32) == n ? (int32_t)entry : UNKNOWN;
     }
 
@@ -116,9 +119,9 @@ struct scout {
         if (claims > records_asked && claims > count) { /* asked for at the last step: publish */
             const int32_t n = claims - 1;
             if (w.lane == 0)
-                w.queue_ring[n % EKV_MMA_TILE_RING] =
-                    (unsigned long long)(uint32_t)n << 32 |
-                    (claim < (uint32_t)__ldg(&p.header->num_tiles) ? claim : (uint32_t)END);
+                atomicExch_block(w.queue_ring + n % EKV_MMA_TILE_RING,
+                                 (unsigned long long)(uint32_t)n << 32 |
+                                     (claim < (uint32_t)__ldg(&p.header->num_tiles) ? claim : (uint32_t)END));
             __syncwarp();
         } else if (wanted && claims < total) {
             if (w.lane == 0)
