@@ -103,7 +103,9 @@ static void expect(ekv_status status, ekv_status expected, const char *name, con
     X(dispatch_unknown, "even", a->options.dispatch = (ekv_dispatch)4, INVALID, "dispatch is 4")                    \
     X(total_negative, "even", a->options.max_total_tokens = -1, INVALID, "max_total_tokens is -1")                  \
     X(total_too_small, "even-invariant", a->options.max_total_tokens = 256, EKV_ERROR_CAPACITY, "max_total_tokens") \
-    X(on_device, "even", a->options.on_device = 1, UNSUPPORTED, "on_device")                                        \
+    X(on_device_unknown, "even", a->options.on_device = 2, INVALID, "on_device is 2")                               \
+    X(on_device_alone, "even", a->options.on_device = 1, INVALID, "on_device is 1 and cuda is 0")                   \
+    X(on_device_none, "none", a->options.on_device = a->options.cuda = 1, UNSUPPORTED, "planner none")              \
     X(cuda_core_unmeasured, "flashinfer-cuda-core", a->batch.head_dim = 64, UNSUPPORTED, "resident_ctas")           \
     X(cuda_core_queries, "flashinfer-cuda-core", a->batch.q_len = 2, UNSUPPORTED, "q_len is 2")                     \
     X(fa3_head_dim, "fa3", a->batch.head_dim = 264, UNSUPPORTED, "head_dim is 264")                                 \

@@ -273,6 +273,8 @@ static ekv_status cpu_supports(const ekv_plan *plan, const ekv_tensors *tensors,
         return ekv_fail(EKV_ERROR_UNSUPPORTED, "kernel %d is one of the CUDA backend", (int)options->kernel);
     if (options->stream)
         return ekv_fail(EKV_ERROR_UNSUPPORTED, "stream: the CPU backend has none");
+    if (plan->options.on_device)
+        return ekv_fail(EKV_ERROR_UNSUPPORTED, "on_device: the CPU backend cannot read lengths on a GPU");
     if (tensors && tensors->kv_len)
         return ekv_fail(EKV_ERROR_UNSUPPORTED, "tensors.kv_len: the CPU backend takes lengths from the plan");
     return EKV_OK;

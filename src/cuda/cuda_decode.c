@@ -3,6 +3,7 @@
 
 #include "base/arena.h"
 #include "base/status.h"
+#include "cuda/cuda_prepare.h"
 #include "cuda/kernels/mma_shape.h"
 #include "cuda/kernels/simt_shape.h"
 
@@ -156,8 +157,11 @@ static ekv_status check_tensors(const ekv_plan *plan, const ekv_tensors *t)
         (status = check_stride(t->o_stride_request, "o_stride_request")) ||
         (status = check_stride(t->o_stride_head, "o_stride_head")))
         return status;
-    if (t->kv_len)
+    if (t->kv_len && !plan->options.on_device)
         return ekv_fail(EKV_ERROR_UNSUPPORTED, "tensors.kv_len: lengths on the device go with an on-device plan");
+    if ((uintptr_t)t->kv_len % sizeof *t->kv_len)
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "tensors.kv_len is %p; it must be aligned to %zu bytes",
+                        (const void *)t->kv_len, sizeof *t->kv_len);
     const int64_t pages = ekv_ceil_div(p->max_kv_len, plan->batch.page_size);
     if (t->block_table && pages > t->block_table_width)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT,
@@ -260,12 +264,12 @@ static void fill_params(const ekv_plan *plan, const ekv_tensors *t, const ekv_de
     params->pages_aligned = plan->batch.page_size % 16 == 0 && plan->cut_tokens % 16 == 0;
 }
 
-/* A captured launch stays while the plan changes, so it is as large as the plan can become. */
-static ekv_status launch_tiles(ekv_plan *plan, const ekv_cuda_shape *shape, CUstream stream, bool capturing,
+/* largest: for all that the plan can become, not for what it is. */
+static ekv_status launch_tiles(ekv_plan *plan, const ekv_cuda_shape *shape, CUstream stream, bool largest,
                                ekv_kernel_params *params)
 {
     ekv_cuda *cuda = ((ekv_cuda_plan *)plan->cuda)->cuda;
-    const int64_t tiles = capturing ? plan->capacity.tiles : plan->num_tiles;
+    const int64_t tiles = largest ? plan->capacity.tiles : plan->num_tiles;
     const int64_t ctas = plan->dispatch == EKV_DISPATCH_GRID ? tiles : ekv_plan_num_ctas(plan);
     const ekv_cuda_launch launch = { .grid = { (uint32_t)ctas, 1, 1 },
                                      .threads = (uint32_t)shape->threads,
@@ -277,10 +281,10 @@ static ekv_status launch_tiles(ekv_plan *plan, const ekv_cuda_shape *shape, CUst
     return status ? status : ekv_cuda_launch_kernel(cuda, shape->index, &launch, (void *[]){ params });
 }
 
-static ekv_status launch_merges(ekv_plan *plan, CUstream stream, bool capturing, ekv_kernel_params *params)
+static ekv_status launch_merges(ekv_plan *plan, CUstream stream, bool largest, ekv_kernel_params *params)
 {
     ekv_cuda *cuda = ((ekv_cuda_plan *)plan->cuda)->cuda;
-    const int64_t merges = capturing ? plan->capacity.merges : plan->num_merges;
+    const int64_t merges = largest ? plan->capacity.merges : plan->num_merges;
     if (!merges)
         return EKV_OK;
     const int64_t ctas = ekv_min(merges * params->merge_heads, (int64_t)plan->num_sms * MERGE_CTAS_PER_SM);
@@ -305,15 +309,33 @@ static ekv_status check_stream(ekv_cuda *cuda, CUstream stream)
     return status;
 }
 
-static ekv_status enqueue(ekv_plan *plan, const ekv_cuda_shape *shape, CUstream stream, ekv_kernel_params *params)
+/* Without lengths, the records that an earlier decode wrote are used again. */
+static ekv_status plan_on_device(ekv_plan *plan, const int32_t *kv_len, CUstream stream)
 {
     ekv_cuda_plan *p = plan->cuda;
-    bool capturing;
-    ekv_status status;
-    if ((status = check_stream(p->cuda, stream)) || (status = ekv_cuda_plan_transfer(plan, stream, &capturing)) ||
-        (status = launch_tiles(plan, shape, stream, capturing, params)))
-        return status;
-    return launch_merges(plan, stream, capturing, params);
+    if (!kv_len)
+        return p->planned ? EKV_OK
+                          : ekv_fail(EKV_ERROR_INVALID_ARGUMENT,
+                                     "tensors.kv_len is NULL; the first decode of an on-device plan needs lengths");
+    ekv_status status = ekv_cuda_prepare(plan, kv_len, stream);
+    p->planned = p->planned || !status;
+    return status;
+}
+
+/* kv_len: of the tensors.  Launches must be as large as the plan can become where its records change without the
+ * launch: in a graph, and where a GPU writes them. */
+static ekv_status enqueue(ekv_plan *plan, const ekv_cuda_shape *shape, const int32_t *kv_len, CUstream stream,
+                          ekv_kernel_params *params)
+{
+    ekv_cuda_plan *p = plan->cuda;
+    bool largest = true;
+    ekv_status status = check_stream(p->cuda, stream);
+    if (!status)
+        status = plan->options.on_device ? plan_on_device(plan, kv_len, stream)
+                                         : ekv_cuda_plan_transfer(plan, stream, &largest);
+    if (!status)
+        status = launch_tiles(plan, shape, stream, largest, params);
+    return status ? status : launch_merges(plan, stream, largest, params);
 }
 
 ekv_status ekv_cuda_decode_stamped(ekv_plan *plan, const ekv_tensors *tensors, const ekv_decode_options *options,
@@ -332,7 +354,7 @@ ekv_status ekv_cuda_decode_stamped(ekv_plan *plan, const ekv_tensors *tensors, c
     bool entered;
     if ((status = ekv_cuda_enter(p->cuda, &entered)))
         return status;
-    status = enqueue(plan, &shape, options->stream, &params);
+    status = enqueue(plan, &shape, tensors->kv_len, options->stream, &params);
     ekv_cuda_leave(p->cuda, entered);
     return status;
 }

@@ -3,6 +3,7 @@
 
 #include "base/arena.h"
 #include "base/status.h"
+#include "cuda/cuda_prepare.h"
 #include "cuda/kernels/args.h"
 
 #include <stdint.h>
@@ -72,6 +73,8 @@ static void release(ekv_cuda_plan *p)
             cuda->driver.cuEventDestroy(p->transferred);
         if (p->records)
             cuda->driver.cuMemFree(p->records); /* waits for the kernels that use it */
+        if (p->planning)
+            cuda->driver.cuMemFree(p->planning);
         if (p->staging[0].host)
             cuda->driver.cuMemFreeHost(p->staging[0].host);
         ekv_cuda_leave(cuda, entered);
@@ -79,14 +82,13 @@ static void release(ekv_cuda_plan *p)
     ekv_release(cuda->context, p);
 }
 
-static ekv_status allocate(ekv_cuda_plan *p)
+static ekv_status allocate_staging(ekv_cuda_plan *p)
 {
     ekv_cuda *cuda = p->cuda;
     void *host = NULL;
     CUdeviceptr mapped = 0;
     ekv_status status;
-    if ((status = EKV_CUDA_CALL(cuda, cuMemAlloc, (&p->records, p->layout.size))) ||
-        (status =
+    if ((status =
              EKV_CUDA_CALL(cuda, cuMemHostAlloc, (&host, EKV_NUM_STAGING * p->layout.size, CU_MEMHOSTALLOC_DEVICEMAP))))
         return status;
     p->staging[0].host = host;
@@ -102,6 +104,15 @@ static ekv_status allocate(ekv_cuda_plan *p)
     return EKV_OK;
 }
 
+static ekv_status allocate(ekv_plan *plan)
+{
+    ekv_cuda_plan *p = plan->cuda;
+    ekv_status status = EKV_CUDA_CALL(p->cuda, cuMemAlloc, (&p->records, p->layout.size));
+    if (status)
+        return status;
+    return plan->options.on_device ? ekv_cuda_prepare_create(plan) : allocate_staging(p);
+}
+
 static ekv_status create(ekv_plan *plan)
 {
     ekv_cuda *cuda = plan->context->cuda;
@@ -112,19 +123,21 @@ static ekv_status create(ekv_plan *plan)
     p->cuda = cuda;
     p->layout = lay_out_records(plan);
     p->tile_heads = plan->tiles[0].head_count;
+    plan->cuda = p;
     bool entered;
     ekv_status status = ekv_cuda_enter(cuda, &entered);
     if (!status) {
-        status = allocate(p);
+        status = allocate(plan);
         ekv_cuda_leave(cuda, entered);
     }
     if (status) {
+        plan->cuda = NULL;
         release(p);
         return status;
     }
-    write_records(plan, &p->layout, p->staging[0].host);
+    if (!plan->options.on_device)
+        write_records(plan, &p->layout, p->staging[0].host);
     set_max_kv_len(plan, p);
-    plan->cuda = p;
     return EKV_OK;
 }
 

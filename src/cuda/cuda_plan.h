@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A plan's records where kernels read them: one copy on the device, and pinned buffers on the way to it. */
+ * A plan's records where kernels read them: one copy on the device, and pinned buffers on the way to it.  An on-device
+ * plan has no such buffers: kernels write its records (cuda_prepare.h). */
 #ifndef EVENKV_CUDA_CUDA_PLAN_H
 #define EVENKV_CUDA_CUDA_PLAN_H
 
@@ -42,6 +43,10 @@ typedef struct ekv_cuda_plan {
     cuuint64_t capture;  /* id of the last capture with a transfer */
     CUstream origin;     /* stream of that transfer; a capturing stream cannot be asked for its id */
     CUevent transferred; /* after that transfer, for the other streams of the capture */
+
+    /* An on-device plan has these and no staging. */
+    CUdeviceptr planning; /* laid out by cuda_prepare.c */
+    bool planned;         /* a decode has enqueued the writing of records */
 } ekv_cuda_plan;
 
 /* Enqueues on `stream` what makes the device copy hold the plan's records before the next work of the stream.

@@ -20,6 +20,8 @@ ekv_status ekv_cuda_timeline_record(ekv_plan *plan, const ekv_tensors *tensors, 
                                     void *workspace, ekv_cuda_timeline *timeline)
 {
     ekv_context *context = plan->context;
+    if (plan->options.on_device)
+        return ekv_fail(EKV_ERROR_UNSUPPORTED, "timelines are of plans made on the host");
     ekv_cuda_timeline created = { .num_tiles = plan->num_tiles,
                                   .num_merges = plan->num_merges * plan->heads,
                                   .heads = plan->heads };

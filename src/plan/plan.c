@@ -133,10 +133,11 @@ static ekv_status check_options(const ekv_plan_options *options, const ekv_batch
     if (options->heads_per_tile && batch->kv_heads % options->heads_per_tile)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "heads_per_tile %d does not divide kv_heads %d",
                         options->heads_per_tile, batch->kv_heads);
-    if ((status = check_range(options->cuda, "cuda", 0, 1)))
+    if ((status = check_range(options->cuda, "cuda", 0, 1)) ||
+        (status = check_range(options->on_device, "on_device", 0, 1)))
         return status;
-    if (options->on_device)
-        return ekv_fail(EKV_ERROR_UNSUPPORTED, "on_device: planning from lengths on the GPU is not built yet");
+    if (options->on_device && !options->cuda)
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "on_device is 1 and cuda is 0; a plan on a GPU needs cuda = 1");
     return EKV_OK;
 }
 
@@ -238,6 +239,8 @@ static ekv_status read_arguments(ekv_plan *plan, const ekv_batch *batch, const e
     plan->device.name[sizeof plan->device.name - 1] = 0;
     plan->group = plan->batch.q_heads / plan->batch.kv_heads;
     plan->num_sms = plan->device.num_sms - plan->options.sm_margin;
+    if (plan->options.on_device && plan->planner->device_rule == EKV_DEVICE_RULE_NONE)
+        return ekv_fail(EKV_ERROR_UNSUPPORTED, "on_device: planner %s makes its plan on the host", plan->planner->name);
     if (plan->options.cuda && !plan->context->plan_copies)
         return ekv_fail(EKV_ERROR_BACKEND_UNAVAILABLE, "the CUDA backend is unavailable: %s",
                         plan->context->cuda_missing);
@@ -296,6 +299,8 @@ ekv_status ekv_plan_update(ekv_plan *plan, const int32_t *kv_len, int32_t batch_
     if (batch_size < 1 || batch_size > plan->max_batch_size)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "batch_size is %d; this plan takes 1..%d", batch_size,
                         plan->max_batch_size);
+    if (plan->options.on_device)
+        return ekv_fail(EKV_ERROR_UNSUPPORTED, "an on-device plan takes its lengths from the tensors of a decode");
     ekv_status status;
     if ((status = check_lengths(kv_len, batch_size)) || (status = check_fit(plan, kv_len, batch_size)) ||
         (plan->cuda && (status = plan->context->plan_copies->begin_update(plan))))

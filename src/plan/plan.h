@@ -24,6 +24,14 @@ typedef struct ekv_plan_capacity {
     size_t scratch_size; /* bytes that build wants as plan->scratch */
 } ekv_plan_capacity;
 
+/* How a planner runs on a GPU, from lengths that live there (options.on_device). */
+typedef enum ekv_device_rule {
+    EKV_DEVICE_RULE_NONE = 0, /* it does not */
+    EKV_DEVICE_RULE_EVEN,
+    EKV_DEVICE_RULE_EVEN_INVARIANT,
+    EKV_DEVICE_RULE_FA3
+} ekv_device_rule;
+
 typedef struct ekv_planner {
     const char *name;
     const char *summary;
@@ -31,6 +39,7 @@ typedef struct ekv_planner {
     /* NULL: any lengths fit.  kv_len: [batch_size]. */
     ekv_status (*fits)(const ekv_plan *plan, const int32_t *kv_len, int32_t batch_size);
     void (*build)(ekv_plan *plan);
+    ekv_device_rule device_rule;
 } ekv_planner;
 
 enum { EKV_PLAN_MAX_WARNINGS = 4, EKV_PLAN_WARNING_SIZE = 192 };

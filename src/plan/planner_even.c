@@ -40,26 +40,31 @@ ekv_status ekv_even_fit_line(const ekv_plan *plan, int64_t group_cost)
     return EKV_OK;
 }
 
+ekv_even_line ekv_even_line_of(const ekv_plan *plan)
+{
+    return (ekv_even_line){ .kv_len = plan->kv_len,
+                            .batch_size = plan->batch.batch_size,
+                            .groups = plan->heads / plan->options.heads_per_tile,
+                            .heads_per_tile = plan->options.heads_per_tile,
+                            .num_ctas = plan->num_sms * plan->resident_ctas,
+                            .block_tokens = plan->block_tokens,
+                            .request_cost = plan->options.request_cost };
+}
+
 ekv_even_line ekv_even_start(ekv_plan *plan, const int64_t *cost)
 {
-    const int32_t ctas = plan->num_sms * plan->resident_ctas, batch_size = plan->batch.batch_size;
+    ekv_even_line line = ekv_even_line_of(plan);
+    line.cost = cost;
     plan->dispatch = EKV_DISPATCH_RANGE;
-    plan->grid[0] = ctas;
+    plan->grid[0] = line.num_ctas;
     plan->grid[1] = plan->grid[2] = 1;
     plan->split_kv = false;
-    plan->num_work_items = batch_size;
-    for (int32_t b = 0; b < batch_size; b++) {
+    plan->num_work_items = line.batch_size;
+    for (int32_t b = 0; b < line.batch_size; b++) {
         plan->num_splits[b] = 1;
         plan->batch_order[b] = b;
     }
-    return (ekv_even_line){ .cost = cost,
-                            .kv_len = plan->kv_len,
-                            .batch_size = batch_size,
-                            .groups = plan->heads / plan->options.heads_per_tile,
-                            .heads_per_tile = plan->options.heads_per_tile,
-                            .num_ctas = ctas,
-                            .block_tokens = plan->block_tokens,
-                            .request_cost = plan->options.request_cost };
+    return line;
 }
 
 void ekv_even_add_merge(ekv_plan *plan, ekv_merge merge)
@@ -164,4 +169,5 @@ const ekv_planner ekv_planner_even = {
     .capacity = even_capacity,
     .fits = even_fits,
     .build = even_build,
+    .device_rule = EKV_DEVICE_RULE_EVEN,
 };

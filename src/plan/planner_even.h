@@ -13,6 +13,9 @@ void ekv_even_resolve(ekv_plan *plan);
  * Errors: OVERFLOW. */
 ekv_status ekv_even_fit_line(const ekv_plan *plan, int64_t group_cost);
 
+/* The line of the plan's batch, less cost and total. */
+ekv_even_line ekv_even_line_of(const ekv_plan *plan);
+
 /* For build(): the fields of a plan of range dispatch in which no request is cut, and the line of its batch less the
  * total. */
 ekv_even_line ekv_even_start(ekv_plan *plan, const int64_t *cost);

@@ -22,7 +22,8 @@ static int64_t partial_capacity(const ekv_plan *plan)
     if (!total) {
         for (int32_t b = 0; b < plan->batch.batch_size; b++)
             total += plan->batch.kv_len[b];
-        total *= 2;
+        if (!plan->options.on_device) /* else the lengths are upper bounds already */
+            total *= 2;
     }
     const int64_t chunks = ekv_min(total, largest) / plan->options.chunk_tokens;
     return chunks + ekv_min(chunks, plan->batch.batch_size);
@@ -114,4 +115,5 @@ const ekv_planner ekv_planner_even_invariant = {
     .capacity = even_invariant_capacity,
     .fits = even_invariant_fits,
     .build = even_invariant_build,
+    .device_rule = EKV_DEVICE_RULE_EVEN_INVARIANT,
 };

@@ -3,11 +3,10 @@
  * and sorts the requests by the length of a split; persistent CTAs, one an SM, then draw tiles from a counter.  The
  * numbers are in fa3_rule.h; the order of tiles is that of hopper/tile_scheduler.hpp
  * (VarlenDynamicPersistentTileScheduler). */
-#include "plan/fa3_rule.h"
+#include "plan/planner_fa3.h"
 
 #include "base/half.h"
 #include "base/status.h"
-#include "plan/plan.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -67,6 +66,12 @@ static ekv_status fa3_nosplit_capacity(ekv_plan *plan, ekv_plan_capacity *capaci
     return EKV_OK;
 }
 
+static ekv_status fa3_vllm_capacity(ekv_plan *plan, ekv_plan_capacity *capacity)
+{
+    plan->options.no_sort = 1;
+    return fa3_capacity(plan, capacity);
+}
+
 static ekv_status fa3_fits(const ekv_plan *plan, const int32_t *kv_len, int32_t batch_size)
 {
     const int64_t width = plan->options.table_width;
@@ -91,26 +96,28 @@ static int32_t fa3_bound(const ekv_plan *plan)
                                     plan->num_sms, plan->batch.q_len > 1);
 }
 
-static int32_t fa3_blocks(const ekv_plan *plan, int32_t request)
+ekv_fa3_shape ekv_fa3_shape_of(const ekv_plan *plan)
 {
-    return (int32_t)ekv_ceil_div(plan->kv_len[request], plan->block_tokens);
+    return (ekv_fa3_shape){ .batch_size = plan->batch.batch_size,
+                            .heads = plan->heads,
+                            .m_blocks = plan->m_blocks,
+                            .block_tokens = plan->block_tokens,
+                            .num_sms = plan->num_sms,
+                            .bound = plan->num_splits_bound,
+                            .sort = !plan->options.no_sort };
 }
 
 /* Sets num_splits and the blocks of a split. */
-static void choose_splits(ekv_plan *plan, int32_t bound, int32_t *split_blocks)
+static void choose_splits(ekv_plan *plan, const ekv_fa3_shape *shape, int32_t *split_blocks)
 {
-    const int32_t batch_size = plan->batch.batch_size;
-    const bool split = bound > 1 && batch_size <= EKV_FA3_PREPARE_REQUESTS;
-    int64_t blocks_per_sm = 0, total = 0;
-    if (split) {
-        for (int32_t b = 0; b < batch_size; b++)
-            total += fa3_blocks(plan, b);
-        blocks_per_sm = ekv_fa3_blocks_per_sm(total * plan->m_blocks, plan->heads, plan->num_sms);
-    }
-    for (int32_t b = 0; b < batch_size; b++) {
-        const int32_t blocks = fa3_blocks(plan, b);
-        plan->num_splits[b] = split ? ekv_fa3_num_splits(blocks, blocks_per_sm, bound) : 1;
-        split_blocks[b] = (int32_t)ekv_ceil_div(blocks, plan->num_splits[b]);
+    int64_t total = 0;
+    for (int32_t b = 0; ekv_fa3_may_split(shape) && b < shape->batch_size; b++)
+        total += ekv_fa3_blocks(shape, plan->kv_len[b]);
+    const int64_t target = ekv_fa3_split_target(shape, total);
+    for (int32_t b = 0; b < shape->batch_size; b++) {
+        const ekv_fa3_work work = ekv_fa3_split(shape, b, plan->kv_len[b], target);
+        plan->num_splits[b] = work.num_splits;
+        split_blocks[b] = work.split_blocks;
     }
 }
 
@@ -133,30 +140,15 @@ static void sort_requests(int32_t *order, int32_t count, const int32_t *split_bl
 }
 
 /* The tiles of one request: by KV head, then split, then m_block. */
-static void add_tiles(ekv_plan *plan, int32_t request, int32_t split_blocks, int32_t partial_base)
+static void add_tiles(ekv_plan *plan, const ekv_fa3_shape *shape, const ekv_fa3_work *work)
 {
-    const int32_t splits = plan->num_splits[request], kv_len = plan->kv_len[request];
-    const int64_t split_tokens = (int64_t)split_blocks * plan->block_tokens;
-    for (int32_t h = 0; h < plan->heads; h++)
-        for (int32_t s = 0; s < splits; s++)
-            for (int32_t m = 0; m < plan->m_blocks; m++) {
-                ekv_tile tile = { .request = request,
-                                  .m_block = m,
-                                  .split = s,
-                                  .kv_begin = (int32_t)ekv_min(s * split_tokens, kv_len),
-                                  .kv_end = (int32_t)ekv_min((s + 1) * split_tokens, kv_len),
-                                  .slot = -1,
-                                  .head = (uint16_t)h,
-                                  .head_count = 1 };
-                if (splits > 1) {
-                    tile.slot = (partial_base + m * splits + s) * plan->heads + h;
-                    tile.flags = EKV_TILE_PARTIAL;
-                }
-                ekv_plan_add_tile(plan, tile);
-            }
+    for (int32_t h = 0; h < shape->heads; h++)
+        for (int32_t s = 0; s < work->num_splits; s++)
+            for (int32_t m = 0; m < shape->m_blocks; m++)
+                ekv_plan_add_tile(plan, ekv_fa3_tile_of(shape, work, h, s, m));
 }
 
-static void fa3_build_with(ekv_plan *plan, int32_t bound, bool sort)
+static void fa3_build_with(ekv_plan *plan, int32_t bound)
 {
     const int32_t batch_size = plan->batch.batch_size;
     const fa3_scratch scratch = fa3_scratch_of(plan);
@@ -164,34 +156,40 @@ static void fa3_build_with(ekv_plan *plan, int32_t bound, bool sort)
     plan->grid[0] = plan->num_sms;
     plan->grid[1] = plan->grid[2] = 1;
     plan->num_splits_bound = bound;
-    choose_splits(plan, bound, scratch.split_blocks);
+    const ekv_fa3_shape shape = ekv_fa3_shape_of(plan);
+    choose_splits(plan, &shape, scratch.split_blocks);
     for (int32_t b = 0; b < batch_size; b++)
         plan->batch_order[b] = b;
-    for (int32_t b = 0; sort && b < batch_size; b += EKV_FA3_PREPARE_REQUESTS)
+    for (int32_t b = 0; shape.sort && b < batch_size; b += EKV_FA3_PREPARE_REQUESTS)
         sort_requests(plan->batch_order + b, (int32_t)ekv_min(batch_size - b, EKV_FA3_PREPARE_REQUESTS),
                       scratch.split_blocks, scratch.sorted);
     ekv_plan_add_split_merges(plan, false, scratch.partial_base);
     plan->split_kv = plan->num_merges > 0;
     for (int32_t i = 0; i < batch_size; i++) {
         const int32_t request = plan->batch_order[i];
-        add_tiles(plan, request, scratch.split_blocks[request], scratch.partial_base[request]);
+        const ekv_fa3_work work = { .request = request,
+                                    .kv_len = plan->kv_len[request],
+                                    .num_splits = plan->num_splits[request],
+                                    .split_blocks = scratch.split_blocks[request],
+                                    .partial_base = scratch.partial_base[request] };
+        add_tiles(plan, &shape, &work);
     }
     plan->num_work_items = plan->max_work_items = plan->num_tiles / plan->heads;
 }
 
 static void fa3_build(ekv_plan *plan)
 {
-    fa3_build_with(plan, fa3_bound(plan), !plan->options.no_sort);
+    fa3_build_with(plan, fa3_bound(plan));
 }
 
 static void fa3_nosplit_build(ekv_plan *plan)
 {
-    fa3_build_with(plan, 1, !plan->options.no_sort);
+    fa3_build_with(plan, 1);
 }
 
 static void fa3_vllm_build(ekv_plan *plan)
 {
-    fa3_build_with(plan, (int32_t)ekv_min(fa3_bound(plan), VLLM_MAX_SPLITS), false);
+    fa3_build_with(plan, (int32_t)ekv_min(fa3_bound(plan), VLLM_MAX_SPLITS));
 }
 
 const ekv_planner ekv_planner_fa3 = {
@@ -200,6 +198,7 @@ const ekv_planner ekv_planner_fa3 = {
     .capacity = fa3_capacity,
     .fits = fa3_fits,
     .build = fa3_build,
+    .device_rule = EKV_DEVICE_RULE_FA3,
 };
 
 const ekv_planner ekv_planner_fa3_nosplit = {
@@ -208,12 +207,14 @@ const ekv_planner ekv_planner_fa3_nosplit = {
     .capacity = fa3_nosplit_capacity,
     .fits = fa3_fits,
     .build = fa3_nosplit_build,
+    .device_rule = EKV_DEVICE_RULE_FA3,
 };
 
 const ekv_planner ekv_planner_fa3_vllm = {
     .name = "fa3-vllm",
     .summary = "FlashAttention-3 as in vLLM's fork under CUDA graphs: requests not sorted, at most 32 splits",
-    .capacity = fa3_capacity,
+    .capacity = fa3_vllm_capacity,
     .fits = fa3_fits,
     .build = fa3_vllm_build,
+    .device_rule = EKV_DEVICE_RULE_FA3,
 };
