@@ -210,7 +210,7 @@ typedef struct ekv_plan_options {
     int32_t chunk_tokens;     /* even-invariant: cuts fall on multiples of this; 0: 256 */
     ekv_dispatch dispatch;    /* run the planner's tiles under another dispatch */
     int64_t max_total_tokens; /* even-invariant: room for updates; 0: twice the batch's */
-    int32_t on_device;        /* plan from lengths that live on the GPU; batch.kv_len are upper bounds */
+    int32_t on_device;        /* 1: plan on the GPU, from lengths that live there; needs cuda = 1; see below */
     int32_t cuda;             /* 1: for the CUDA backend too: copies of the plan on the device and in pinned memory */
 } ekv_plan_options;
 #define EKV_PLAN_OPTIONS_INIT                                                                     \
@@ -278,7 +278,7 @@ EKV_API const char *ekv_planner_summary(const char *name);
 EKV_API ekv_status ekv_plan_create(ekv_context *context, const char *planner, const ekv_batch *batch,
                                    const ekv_device *device, const ekv_plan_options *options, ekv_plan **plan);
 /* The same batch with other lengths.  kv_len: host, [batch_size]; batch_size: 1 to that of the creation.
- * No allocation.  On error the plan is as it was.  Errors: INVALID_ARGUMENT, OVERFLOW, CAPACITY, DRIVER.
+ * No allocation.  On error the plan is as it was.  Errors: INVALID_ARGUMENT, UNSUPPORTED, OVERFLOW, CAPACITY, DRIVER.
  *
  * A plan for CUDA (options.cuda) has one copy of its records on the device.  ekv_decode enqueues the transfer on the
  * first stream that uses the plan after an update, and lets other streams wait for it.  Two things follow.
@@ -290,6 +290,17 @@ EKV_API ekv_status ekv_plan_create(ekv_context *context, const char *planner, co
  * over: the last but one outside graphs, the last one of a replay.  Do not update while a stream is capturing. */
 EKV_API ekv_status ekv_plan_update(ekv_plan *plan, const int32_t *kv_len, int32_t batch_size);
 EKV_API void ekv_plan_free(ekv_plan *plan);
+
+/* An on-device plan (options.on_device; planners even, even-invariant, fa3, fa3-nosplit and fa3-vllm) is made anew by
+ * the GPU in every ekv_decode that has ekv_tensors.kv_len: byte for byte the plan that the host would make of these
+ * lengths.  The host waits for nothing, and a CUDA graph replays with whatever lengths are there then.
+ *  - batch.kv_len are upper bounds.  A length beyond its bound is taken as the bound, a negative one as 0.  What the
+ *    functions here say of the plan is said of the bounds.  A request of length 0, as padding, costs next to nothing.
+ *  - fa3 takes its static bound from table_width, or from the longest upper bound.
+ *  - Without ekv_tensors.kv_len a decode uses the records of the decode before it: the layers of a model have the same
+ *    lengths, so only the first one needs to plan.
+ *  - There is one copy of the records: decodes of the plan must be ordered among each other, whatever their streams.
+ *  - ekv_plan_update is refused with UNSUPPORTED. */
 
 EKV_API ekv_status ekv_plan_info_get(ekv_plan *plan, ekv_plan_info *info);
 /* index: 0..num_tiles-1, in dispatch order. */
@@ -332,7 +343,7 @@ typedef struct ekv_tensors {
     int64_t block_table_stride;
     int32_t block_table_width;
     int64_t num_pages;      /* pages behind k and v, to check table entries on the CPU; 0: unknown */
-    const int32_t *kv_len;  /* CUDA with an on-device plan: live lengths on the device; else NULL */
+    const int32_t *kv_len;  /* on-device plans: [batch_size] on the device, or NULL: as before; other plans: NULL */
     float sm_scale;         /* of Q.K^T; 0: 1/sqrt(head_dim) */
     float k_scale, v_scale; /* dequantisation of FP8; decode supports 1 */
     const float *sinks;     /* [q_heads] attention-sink logits; decode supports NULL */
