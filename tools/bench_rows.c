@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench.h"
-#include "commit.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+extern const char bench_commit[]; /* cmake/commit.cmake */
 
 /* ---- Columns ----------------------------------------------------------------------------------------- */
 
@@ -35,7 +36,7 @@
     X(flush, true, "%s", row->execution->flush)                            \
     X(device, true, "%s", row->device)                                     \
     X(driver, true, "%s", row->execution->driver)                          \
-    X(commit, true, "%s", EVENKV_COMMIT)
+    X(commit, true, "%s", bench_commit)
 
 double bench_share_of_read(const bench_row *row)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * evenkv demo: what each planner does with batches from a real trace and with a skewed one, executed on the CPU. */
+#include "base/status.h"
 #include "execution.h"
 #include "trace/replay.h"
 #include "workload.h"
@@ -7,6 +8,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#define SAMPLE_TRACE "data/azure-conv-1000.csv"
 enum { REPEAT = 3, SAMPLES = 2, SKEW_REQUESTS = 96, SKEW_TOKENS = 65536 };
 
 static void print_introduction(cli_text *text, const cli_state *cli)
@@ -76,11 +78,15 @@ static ekv_status demo_batch(cli_state *cli, const cli_workload *workload, int64
 
 static ekv_status demo_trace(cli_state *cli, cli_workload *workload)
 {
-    if (!cli->options.trace)
-        cli->options.trace = "data/azure-conv-1000.csv";
+    const bool given = cli->options.trace != NULL;
+    if (!given)
+        cli->options.trace = SAMPLE_TRACE;
     if (!cli->options.sample)
         cli->options.sample = SAMPLES;
     ekv_status status = cli_trace_read(cli, &workload->lengths);
+    if (status == EKV_ERROR_NOT_FOUND && !given)
+        return ekv_fail(status, "%s is not here; run demo in the source tree or name a request trace with --trace",
+                        SAMPLE_TRACE);
     for (int64_t i = 0; !status && i < workload->lengths->count; i++) {
         char title[256];
         snprintf(title, sizeof title, "Decode step %" PRId64 " of a replay of %s", workload->lengths->batches[i].index,
@@ -119,11 +125,10 @@ static ekv_status demo_run(cli_state *cli)
 const cli_command cli_command_demo = {
     .name = "demo",
     .summary = "every planner on batches of a real trace, executed and checked on the CPU",
-    .details =
-        "Samples decode batches from a request trace (by default data/azure-conv-1000.csv, 1,000 requests of the "
-        "Azure LLM inference trace), adds a batch where one request holds 80 % of the tokens, and for every "
-        "planner prints tiles, the busiest slot's and the mean tokens, imbalance, the time on this CPU, and the "
-        "error against the reference.\n",
+    .details = "Samples decode batches from a request trace (by default " SAMPLE_TRACE ", 1,000 requests of the "
+               "Azure LLM inference trace), adds a batch where one request holds 80 % of the tokens, and for every "
+               "planner prints tiles, the busiest slot's and the mean tokens, imbalance, the time on this CPU, and the "
+               "error against the reference.\n",
     .groups = CLI_SHAPE | CLI_TRACE | CLI_OUTPUT,
     .planners = "all",
     .run = demo_run,

@@ -5,6 +5,12 @@
 
 #include <inttypes.h>
 
+static void print_head(cli_text *text)
+{
+    cli_print(text, "%-14s %7s %5s %9s %13s %9s %8s %9s %10s  %s\n", "device", "SMs", "arch", "CTAs/SM", "nominal GB/s",
+              "read GB/s", "TFLOP/s", "L2 MiB", "memory GB", "constants");
+}
+
 static void print_row(cli_text *text, const ekv_device *device, const char *name, const char *note)
 {
     cli_print(text, "%-14s %7d %5d %9d %13.0f %9.0f %8.0f %9.1f %10.1f  %s\n", name, device->num_sms, device->sm_arch,
@@ -44,8 +50,7 @@ static void print_device(cli_state *cli, const ekv_device *device, bool this_mac
 static ekv_status print_all(cli_state *cli)
 {
     if (!cli->options.json)
-        cli_print(&cli->out, "%-14s %7s %5s %9s %13s %9s %8s %9s %10s  %s\n", "device", "SMs", "arch", "CTAs/SM",
-                  "nominal GB/s", "read GB/s", "TFLOP/s", "L2 MiB", "memory GB", "constants");
+        print_head(&cli->out);
     const char *name;
     for (int32_t i = 0; (name = ekv_device_name(i)); i++) {
         ekv_device device = EKV_DEVICE_INIT;
@@ -79,10 +84,12 @@ static ekv_status devices_run(cli_state *cli)
     const char *text = ekv_device_text(cli->options.device);
     if (cli->options.json)
         print_json(&cli->out, &device, false);
-    else if (text)
+    else if (text) {
         cli_print(&cli->out, "%s", text);
-    else
+    } else {
+        print_head(&cli->out);
         print_row(&cli->out, &device, device.name, device.projected ? "projected" : "measured");
+    }
     return EKV_OK;
 }
 

@@ -122,14 +122,15 @@ static void print_tail(cli_text *text, const explanation *e)
     const double mean = e->even->info.mean_cta_tokens;
     if (tail_stands_out(e))
         cli_wrapf(text, 2,
-                  "Left whole it keeps one CTA a KV head busy for %d tokens, while the mean over the %" PRId64
+                  "Left whole it keeps one CTA per KV head busy for %d tokens, while the mean over the %" PRId64
                   " slots (%d SMs x %d CTAs) is %.1f: %.1f times as much. Everybody waits for it unless it is split.",
                   tail, num_slots(e->even), e->even->plan->num_sms, e->even->plan->resident_ctas, mean, tail / mean);
     else
-        cli_wrapf(text, 2,
-                  "It is the longest, but even whole it is no longer than the mean of %.1f tokens a slot, so it makes "
-                  "no tail.",
-                  mean);
+        cli_wrapf(
+            text, 2,
+            "It is the longest, but even whole it is no longer than the mean of %.1f tokens per slot, so it makes "
+            "no tail.",
+            mean);
 }
 
 static void print_path(cli_text *text, const explanation *e, const planner_entry *entry, const char *start)
@@ -183,8 +184,9 @@ static void print_threshold(cli_text *text, const explanation *e, const planner_
         cli_wrapf(text, 4, "Always, since %s: %s.", t->rule, t->effect);
         return;
     }
-    cli_wrapf(text, 4, "%s %" PRId64 " requests (%s): %s. This batch of %d is %s it.", t->inclusive ? "From" : "Above",
-              t->batch, t->rule, t->effect, e->batch.batch_size, t->reached ? "past" : "short of");
+    cli_wrapf(text, 4, "%s %" PRId64 " request%s (%s): %s. This batch of %d is %s it.", t->inclusive ? "From" : "Above",
+              t->batch, t->batch > 1 ? "s" : "", t->rule, t->effect, e->batch.batch_size,
+              t->reached ? "past" : "short of");
 }
 
 static void print_thresholds(cli_text *text, const explanation *e)
@@ -230,7 +232,7 @@ static void print_balance(cli_text *text, const explanation *e)
     }
     cli_wrap(text, 2,
              "A slot is room for one CTA (SMs x resident CTAs), its load in tokens of one head. Planners count on "
-             "different numbers of slots, so `x even` compares imbalances (busiest / mean). Tokens are no times: a "
+             "different numbers of slots, so `x even` compares imbalances (busiest / mean). Tokens are not times: a "
              "kernel has fixed costs and a rate of its own.");
 }
 
@@ -245,7 +247,7 @@ static void print_even(cli_text *text, const explanation *e)
     const ekv_plan_info *info = &e->even->info;
     cli_wrapf(text, 2,
               "It lays the requests end to end and gives each of %" PRId64 " CTAs the same share of the line, in "
-              "tokens plus %d a request, whatever the number of requests; there is no threshold. Cuts fall on "
+              "tokens plus %d per request, whatever the number of requests; there is no threshold. Cuts fall on "
               "multiples of %d tokens.",
               info->num_ctas, plan->request_cost, plan->block_tokens);
     const int32_t splits = info->num_splits[e->tail];

@@ -187,6 +187,15 @@ static void print_table_head(cli_text *text)
               "chunk", "busiest", "mean", "imbalance", "workspace");
 }
 
+static void print_table_legend(cli_text *text)
+{
+    cli_wrap(
+        text, 0,
+        "busiest, mean: KV tokens of one head per slot, which is room for one CTA (SMs x resident CTAs, so planners "
+        "differ in their number); imbalance: busiest / mean; chunk: tokens per split, where one number rules all; "
+        "workspace: bytes on the CPU backend.");
+}
+
 static void print_table_row(cli_text *text, const plan_report *report)
 {
     const ekv_plan_info *info = &report->info;
@@ -228,20 +237,23 @@ static ekv_status plan_one(cli_state *cli, const cli_workload *workload, const e
 
 static ekv_status plan_batches(cli_state *cli, const cli_workload *workload)
 {
+    const bool table = !cli->options.json && workload->num_planners > 1;
     for (int64_t i = 0; i < workload->lengths->count; i++) {
         const ekv_batch batch = cli_workload_batch(workload, i);
         if (!cli->options.json) {
             cli_print(&cli->out, i ? "\n" : "");
             cli_print_batch(&cli->out, workload, i);
             cli_print_device(&cli->out, &workload->device);
-            if (workload->num_planners > 1)
-                print_table_head(&cli->out);
         }
+        if (table)
+            print_table_head(&cli->out);
         for (int32_t p = 0; p < workload->num_planners; p++) {
             ekv_status status = plan_one(cli, workload, &batch, workload->planners[p]);
             if (status && !cli_skip_planner(workload, workload->planners[p], status))
                 return status;
         }
+        if (table)
+            print_table_legend(&cli->out);
     }
     return EKV_OK;
 }

@@ -20,7 +20,8 @@ static bool is_fa3(const ekv_plan *plan)
 
 /* ---- SGLang ------------------------------------------------------------------------------------------ */
 
-/* python/sglang/srt/layers/attention/flashinfer_backend.py, should_use_tensor_core. */
+/* sglang 0005834, python/sglang/srt/layers/attention/flashinfer_backend.py, should_use_tensor_core, as long as the
+ * environment's SGLANG_FLASHINFER_USE_TENSOR_CORE does not decide. */
 static void choose_flashinfer(ekv_dtype kv_dtype, int32_t group, cli_sglang *sglang)
 {
     enum { TENSOR_CORE_GROUP = 4 };
@@ -32,15 +33,15 @@ static void choose_flashinfer(ekv_dtype kv_dtype, int32_t group, cli_sglang *sgl
                  "an FP8 KV cache goes to the tensor cores whatever the group is");
     else if (bytes == 2)
         snprintf(sglang->flashinfer_reason, sizeof sglang->flashinfer_reason,
-                 "%s with %d query head%s a KV head: SGLang wants at least %d of them to fill a tensor-core tile",
+                 "%s with %d query head%s per KV head: SGLang wants at least %d of them to fill a tensor-core tile",
                  cli_dtype_name(kv_dtype), group, group > 1 ? "s" : "", TENSOR_CORE_GROUP);
     else
         snprintf(sglang->flashinfer_reason, sizeof sglang->flashinfer_reason, "%s has no tensor-core path",
                  cli_dtype_name(kv_dtype));
 }
 
-/* python/sglang/srt/server_args.py: the default attention backend of models without MLA and without speculative
- * decoding that has topk > 1, and what overrides it. */
+/* sglang 0005834, its arguments' get_default_attn_backend, and pull request 17425: the default attention backend of
+ * models without MLA and without speculative decoding that has topk > 1, and what overrides it. */
 cli_sglang cli_sglang_choose(const ekv_device *device, ekv_dtype kv_dtype, int32_t group)
 {
     cli_sglang sglang = { 0 };
@@ -66,8 +67,8 @@ cli_sglang cli_sglang_choose(const ekv_device *device, ekv_dtype kv_dtype, int32
         sglang.default_backend = "fa3";
         sglang.default_planner = "fa3";
         sglang.default_reason =
-            "on Hopper its default attention backend is FlashAttention-3 for models without MLA; it "
-            "prefers it to FlashInfer, whose own kernels for Hopper were slower there";
+            "on Hopper its default attention backend is FlashAttention-3 for models without MLA, since "
+            "FlashInfer's attention became slower there with 0.6.1 (SGLang issue 17411)";
     }
     return sglang;
 }
@@ -112,7 +113,7 @@ static cli_threshold cuda_core_threshold(const ekv_plan *plan)
     const int64_t max_grid = (int64_t)plan->num_sms * plan->resident_ctas;
     cli_threshold t = { .batch = ekv_ceil_div(max_grid, plan->heads),
                         .inclusive = true,
-                        .effect = "split-KV is switched off: a request is one tile a KV head" };
+                        .effect = "split-KV is switched off: a request is one tile per KV head" };
     snprintf(t.rule, sizeof t.rule, "requests x %d KV heads >= %d SMs x %d resident CTAs", plan->heads, plan->num_sms,
              plan->resident_ctas);
     return t;
@@ -124,7 +125,7 @@ static cli_threshold tensor_core_threshold(const ekv_plan *plan)
     cli_threshold t = { .batch = ekv_ceil_div(budget, plan->m_blocks),
                         .inclusive = true,
                         .effect = "every request takes a work item, so that none is left to split with" };
-    snprintf(t.rule, sizeof t.rule, "floor(2 x %d SMs / %d KV heads) = %" PRId64 " work items, %d a request",
+    snprintf(t.rule, sizeof t.rule, "floor(2 x %d SMs / %d KV heads) = %" PRId64 " work items, %d per request",
              plan->num_sms, plan->heads, budget, plan->m_blocks);
     return t;
 }
@@ -132,14 +133,14 @@ static cli_threshold tensor_core_threshold(const ekv_plan *plan)
 static cli_threshold fa3_threshold(const ekv_plan *plan)
 {
     if (is(plan, "fa3-nosplit") || plan->num_splits_bound == 1) {
-        cli_threshold t = { .batch = 0, .effect = "a request is one tile a KV head and m_block" };
+        cli_threshold t = { .batch = 0, .effect = "a request is one tile per KV head and m_block" };
         snprintf(t.rule, sizeof t.rule,
                  is(plan, "fa3-nosplit") ? "splits are switched off"
                                          : "the static bound on splits is 1 for this shape");
         return t;
     }
     cli_threshold t = { .batch = EKV_FA3_PREPARE_REQUESTS,
-                        .effect = "requests are no longer split: each is one tile a KV head and m_block" };
+                        .effect = "requests are no longer split: each is one tile per KV head and m_block" };
     snprintf(t.rule, sizeof t.rule, "its prepare kernel sees %d requests in one CTA (32 warps of 31)",
              EKV_FA3_PREPARE_REQUESTS);
     return t;
@@ -176,7 +177,7 @@ cli_threshold cli_threshold_of(const ekv_plan *plan)
     else if (is_fa3(plan))
         t = fa3_threshold(plan);
     else if (is(plan, "none"))
-        t = (cli_threshold){ .batch = 0, .rule = "it never splits", .effect = "a request is one tile a head" };
+        t = (cli_threshold){ .batch = 0, .rule = "it never splits", .effect = "a request is one tile per head" };
     t.reached = t.batch >= 0 && (t.inclusive ? plan->batch.batch_size >= t.batch : plan->batch.batch_size > t.batch);
     return t;
 }

@@ -254,7 +254,7 @@ void cli_print_batch(cli_text *text, const cli_workload *workload, int64_t index
     cli_print(text, "shape: %d query and %d KV heads of %d, %s, page size %d", batch.q_heads, batch.kv_heads,
               batch.head_dim, cli_dtype_name(batch.kv_dtype), batch.page_size);
     if (batch.q_len > 1)
-        cli_print(text, ", %d query tokens a request", batch.q_len);
+        cli_print(text, ", %d query tokens per request", batch.q_len);
     cli_print(text, "; %.1f MB of K and V\n",
               (double)cli_kv_bytes_per_token(&batch) * (double)lengths->total_tokens / 1e6);
 }
