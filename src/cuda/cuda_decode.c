@@ -4,6 +4,7 @@
 #include "base/arena.h"
 #include "base/status.h"
 #include "cuda/cuda_prepare.h"
+#include "cuda/kernels/merge_shape.h"
 #include "cuda/kernels/mma_shape.h"
 #include "cuda/kernels/simt_shape.h"
 
@@ -13,8 +14,6 @@
 enum {
     MAX_GROUP = 16,
     VECTOR = 16, /* bytes of a load: rows and base pointers are aligned to it */
-    MERGE_THREADS = 256,
-    MERGE_CTAS_PER_SM = 4
 };
 
 /* ---- Which kernel, in which shape ------------------------------------------------------------------------ */
@@ -287,9 +286,10 @@ static ekv_status launch_merges(ekv_plan *plan, CUstream stream, bool largest, e
     const int64_t merges = largest ? plan->capacity.merges : plan->num_merges;
     if (!merges)
         return EKV_OK;
-    const int64_t ctas = ekv_min(merges * params->merge_heads, (int64_t)plan->num_sms * MERGE_CTAS_PER_SM);
+    const int64_t units = merges * params->merge_heads * params->slot_rows;
+    const int64_t ctas = ekv_min(units, (int64_t)plan->num_sms * EKV_MERGE_CTAS_PER_SM);
     const ekv_cuda_launch launch = {
-        .grid = { (uint32_t)ctas, 1, 1 }, .threads = MERGE_THREADS, .stream = stream, .overlap = true
+        .grid = { (uint32_t)ctas, 1, 1 }, .threads = EKV_MERGE_THREADS, .stream = stream, .overlap = true
     };
     const int32_t kernel =
         plan->batch.q_dtype == EKV_DTYPE_BF16 ? EKV_CUDA_KERNEL_ekv_merge_bf16 : EKV_CUDA_KERNEL_ekv_merge_f16;

@@ -10,17 +10,16 @@
 #define EVENKV_CUDA_KERNELS_MERGE_CUH
 
 #include "cuda/kernels/common.cuh"
+#include "cuda/kernels/merge_shape.h"
 
 namespace merge
 {
 
 enum {
-    THREADS = 256,
-    WARPS = THREADS / 32,
-    CTAS_PER_SM = 3, /* 80 registers a thread */
-    FEW = 8,         /* splits that one warp merges alone */
-    AT_ONCE = 8,     /* partial results that a warp loads at a time */
-    SLICE = 128      /* elements of a row that a warp takes at a time, 4 a lane */
+    WARPS = EKV_MERGE_THREADS / 32,
+    FEW = 8,     /* splits that one warp merges alone */
+    AT_ONCE = 8, /* partial results that a warp loads at a time */
+    SLICE = 128  /* elements of a row that a warp takes at a time, 4 a lane */
 };
 
 /* The partial results of one row. */
@@ -60,28 +59,14 @@ EKV_DEVICE void add(float4 &sum, float weight, const float4 &o)
     sum.w = fmaf(weight, o.w, sum.w);
 }
 
-/* Elements d .. d + 3 of the splits [begin, end), weighted and added in order. */
-EKV_DEVICE float4 add_splits(const ekv_kernel_params &p, const row_parts &parts, int32_t begin, int32_t end, int32_t d,
-                             float top)
+/* Elements d .. d + 3 of the partial results of AT_ONCE splits from `at` on; not set where there is none. */
+EKV_DEVICE void load(const ekv_kernel_params &p, const row_parts &parts, int32_t at, int32_t end, int32_t d,
+                     float4 (&o)[AT_ONCE])
 {
-    const int lane = (int)(threadIdx.x % 32);
-    float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 1
-    for (int32_t at = begin; at < end; at += AT_ONCE) {
-        float4 o[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            if (at + i < end && d < p.head_dim)
-                o[i] = *reinterpret_cast<const float4 *>(p.part_o + (int64_t)parts.slot_row(at + i) * p.head_dim + d);
-        const float weight = weight_of(parts.load_ml(p, at + lane, lane < AT_ONCE ? end : 0), top, p.scale_log2);
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const float by = __shfl_sync(EKV_FULL_WARP, weight, i);
-            if (at + i < end && d < p.head_dim)
-                add(sum, by, o[i]);
-        }
-    }
-    return sum;
+    for (int i = 0; i < AT_ONCE; i++)
+        if (at + i < end && d < p.head_dim)
+            o[i] = *reinterpret_cast<const float4 *>(p.part_o + (int64_t)parts.slot_row(at + i) * p.head_dim + d);
 }
 
 template <int BF16>
@@ -99,14 +84,20 @@ EKV_DEVICE void write(const ekv_kernel_params &p, const ekv_merge &m, int32_t he
         p.lse[m.request * p.lse_stride_request + query_head * p.lse_stride_head] = ekv_lse(p, top, total);
 }
 
-/* One row, by one warp or, many, by all warps of the CTA. */
+/* 128 elements of a row from `slice` on, by one warp or, many, by all warps of the CTA.  The first partial results
+ * are under way while the weights are found. */
 template <int BF16>
-EKV_DEVICE void merge_row(const ekv_kernel_params &p, const ekv_merge &m, int32_t head, int32_t row, bool many,
-                          float4 (&shared)[WARPS][32])
+EKV_DEVICE void merge_slice(const ekv_kernel_params &p, const ekv_merge &m, int32_t head, int32_t row, int32_t slice,
+                            bool many, float4 (&shared)[WARPS][32])
 {
     const int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
-    const int32_t splits = m.num_splits;
+    const int32_t splits = m.num_splits, d = slice + lane * 4;
     const row_parts parts(p, m, head, row);
+    const int32_t begin = many ? (int32_t)((int64_t)splits * warp / WARPS) : 0;
+    const int32_t end = many ? (int32_t)((int64_t)splits * (warp + 1) / WARPS) : splits;
+    float4 o[AT_ONCE], sum = make_float4(0, 0, 0, 0);
+    load(p, parts, begin, end, d, o);
+
     float top = -INFINITY, total = 0;
 #pragma unroll 1
     for (int32_t s = lane; s < splits; s += 32)
@@ -123,23 +114,27 @@ EKV_DEVICE void merge_row(const ekv_kernel_params &p, const ekv_merge &m, int32_
     for (int other = 16; other; other /= 2)
         total += __shfl_xor_sync(EKV_FULL_WARP, total, other);
 
-    const int32_t begin = many ? (int32_t)((int64_t)splits * warp / WARPS) : 0;
-    const int32_t end = many ? (int32_t)((int64_t)splits * (warp + 1) / WARPS) : splits;
 #pragma unroll 1
-    for (int32_t slice = 0; slice < p.head_dim; slice += SLICE) {
-        const int32_t d = slice + lane * 4;
-        float4 sum = add_splits(p, parts, begin, end, d, top);
-        if (many) {
-            shared[warp][lane] = sum;
-            __syncthreads();
-            if (warp == 0)
-                for (int w = 1; w < WARPS; w++)
-                    add(sum, 1.0f, shared[w][lane]);
-            __syncthreads();
+    for (int32_t at = begin; at < end; at += AT_ONCE) {
+        const float weight = weight_of(parts.load_ml(p, at + lane, lane < AT_ONCE ? end : 0), top, p.scale_log2);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const float by = __shfl_sync(EKV_FULL_WARP, weight, i);
+            if (at + i < end && d < p.head_dim)
+                add(sum, by, o[i]);
         }
-        if ((!many || warp == 0) && d < p.head_dim)
-            write<BF16>(p, m, head, row, d, sum, top, total);
+        load(p, parts, at + AT_ONCE, end, d, o);
     }
+    if (many) {
+        shared[warp][lane] = sum;
+        __syncthreads();
+        if (warp == 0)
+            for (int w = 1; w < WARPS; w++)
+                add(sum, 1.0f, shared[w][lane]);
+        __syncthreads();
+    }
+    if ((!many || warp == 0) && d < p.head_dim)
+        write<BF16>(p, m, head, row, d, sum, top, total);
 }
 
 template <int BF16>
@@ -166,7 +161,9 @@ EKV_DEVICE void merge_all(const ekv_kernel_params &p)
 #pragma unroll 1
             for (int32_t row = many ? (int32_t)(unit / heads) : warp; row < p.slot_rows;
                  row += many ? p.slot_rows : (int32_t)WARPS)
-                merge_row<BF16>(p, m, head, row, many, shared);
+#pragma unroll 1
+                for (int32_t slice = 0; slice < p.head_dim; slice += SLICE)
+                    merge_slice<BF16>(p, m, head, row, slice, many, shared);
             if (p.stamps && threadIdx.x == 0 && unit < heads)
                 ekv_stamp_write(p.stamps, (int64_t)p.header->num_tiles + unit, (int32_t)unit, 2, start_ns);
         }
@@ -175,11 +172,11 @@ EKV_DEVICE void merge_all(const ekv_kernel_params &p)
 
 } // namespace merge
 
-#define EKV_MERGE_KERNEL(name, bf16)                                                 \
-    extern "C" __global__ void __launch_bounds__(merge::THREADS, merge::CTAS_PER_SM) \
-        name(const __grid_constant__ ekv_kernel_params p)                            \
-    {                                                                                \
-        merge::merge_all<bf16>(p);                                                   \
+#define EKV_MERGE_KERNEL(name, bf16)                                                       \
+    extern "C" __global__ void __launch_bounds__(EKV_MERGE_THREADS, EKV_MERGE_CTAS_PER_SM) \
+        name(const __grid_constant__ ekv_kernel_params p)                                  \
+    {                                                                                      \
+        merge::merge_all<bf16>(p);                                                         \
     }
 
 #endif
