@@ -252,9 +252,9 @@ static ekv_status plan_batches(cli_state *cli, const cli_workload *workload)
             if (status && !cli_skip_planner(workload, workload->planners[p], status))
                 return status;
         }
-        if (table)
-            print_table_legend(&cli->out);
     }
+    if (table)
+        print_table_legend(&cli->out);
     return EKV_OK;
 }
 

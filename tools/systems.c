@@ -40,8 +40,8 @@ static void choose_flashinfer(ekv_dtype kv_dtype, int32_t group, cli_sglang *sgl
                  cli_dtype_name(kv_dtype));
 }
 
-/* sglang 0005834, its arguments' get_default_attn_backend, and pull request 17425: the default attention backend of
- * models without MLA and without speculative decoding that has topk > 1, and what overrides it. */
+/* python/sglang/srt/server_args.py of sglang since its pull request 17425: the default attention backend of models
+ * without MLA and without speculative decoding that has topk > 1, and what overrides it. */
 cli_sglang cli_sglang_choose(const ekv_device *device, ekv_dtype kv_dtype, int32_t group)
 {
     cli_sglang sglang = { 0 };

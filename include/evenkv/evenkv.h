@@ -122,7 +122,7 @@ typedef struct ekv_device {
     char name[32];
     int32_t num_sms;              /* streaming multiprocessors; threads for "cpu" */
     int32_t sm_arch;              /* compute capability x 10: 80, 90; 0 for "cpu" */
-    int32_t ctas_per_sm;          /* persistent CTAs an SM that `even` counts on */
+    int32_t ctas_per_sm;          /* persistent CTAs per SM that `even` counts on */
     int32_t request_cost_tokens;  /* what a request costs `even` beyond its tokens, in tokens of one head group */
     double read_gb_per_s_nominal; /* memory bandwidth by the vendor's data sheet, 1e9 bytes/s; 0: unknown */
     double read_gb_per_s;         /* achieved by a plain read of 1 GiB; 0: nobody measured */
@@ -172,8 +172,8 @@ typedef struct ekv_batch {
     int32_t q_heads;       /* local query heads, a multiple of kv_heads */
     int32_t kv_heads;      /* local KV heads, >= 1 */
     int32_t head_dim;      /* >= 1 */
-    int32_t page_size;     /* tokens a page, >= 1 */
-    int32_t q_len;         /* query tokens a request, >= 1; decode supports 1 */
+    int32_t page_size;     /* tokens per page, >= 1 */
+    int32_t q_len;         /* query tokens per request, >= 1; decode supports 1 */
     ekv_dtype q_dtype;     /* of Q and O */
     ekv_dtype kv_dtype;    /* of K and V */
     ekv_layout layout;
@@ -197,18 +197,18 @@ typedef enum ekv_dispatch {
 
 typedef struct ekv_plan_options {
     size_t struct_size;
-    int32_t cuda_graph;       /* FlashInfer planners: the rules under CUDA graph capture */
-    int32_t resident_ctas;    /* CTAs an SM that a grid kernel keeps resident; 0: the planner's own figure */
-    int32_t no_sort;          /* fa3: keep request order */
-    int32_t no_pack_gqa;      /* none: one tile a query head, so K and V are read q_heads/kv_heads times */
-    int64_t table_width;      /* fa3: tokens that a page-table row can hold; 0: batch maximum in whole pages */
-    int32_t sm_margin;        /* SMs to leave to others, < num_sms */
-    int32_t ctas_per_sm;      /* even, even-invariant: persistent CTAs an SM; 0: the device's */
-    int32_t heads_per_tile;   /* even, even-invariant: KV heads a tile, a divisor of kv_heads; 0: planner's */
-    int32_t block_tokens;     /* even: cuts fall on multiples of this; 0: page size if 16..64, else 16 */
-    int32_t request_cost;     /* even: tokens that a request costs beyond its own; -1: the device's */
-    int32_t chunk_tokens;     /* even-invariant: cuts fall on multiples of this; 0: 256 */
-    ekv_dispatch dispatch;    /* run the planner's tiles under another dispatch */
+    int32_t cuda_graph;     /* FlashInfer planners: the rules under CUDA graph capture */
+    int32_t resident_ctas;  /* CTAs per SM that a grid kernel keeps resident; 0: the planner's own figure */
+    int32_t no_sort;        /* fa3: keep request order */
+    int32_t no_pack_gqa;    /* none: one tile per query head, so K and V are read q_heads/kv_heads times */
+    int64_t table_width;    /* fa3: tokens that a page-table row can hold; 0: batch maximum in whole pages */
+    int32_t sm_margin;      /* SMs to leave to others, < num_sms */
+    int32_t ctas_per_sm;    /* even, even-invariant: persistent CTAs per SM; 0: the device's */
+    int32_t heads_per_tile; /* even, even-invariant: KV heads per tile, a divisor of kv_heads; 0: the largest up to 8 */
+    int32_t block_tokens;   /* even: cuts fall on multiples of this; 0: page size if 16..64, else 16 */
+    int32_t request_cost;   /* even, even-invariant: tokens that a request costs beyond its own; -1: the device's */
+    int32_t chunk_tokens;   /* even-invariant: cuts fall on multiples of this; 0: 256 */
+    ekv_dispatch dispatch;  /* run the planner's tiles under another dispatch */
     int64_t max_total_tokens; /* even-invariant: room for updates; 0: twice the batch's */
     int32_t on_device;        /* 1: plan on the GPU, from lengths that live there; needs cuda = 1; see below */
     int32_t cuda;             /* 1: for the CUDA backend too: copies of the plan on the device and in pinned memory */
@@ -243,12 +243,12 @@ typedef struct ekv_plan_info {
     ekv_dispatch dispatch;
     int32_t grid[3];        /* launch grid; queue and range: {ctas, 1, 1} */
     int64_t num_ctas;       /* product of grid */
-    int32_t resident_ctas;  /* CTAs an SM */
+    int32_t resident_ctas;  /* CTAs per SM */
     int32_t split_kv;       /* 1: partial results are merged */
     int64_t num_work_items; /* (request, m_block, split) */
     int64_t num_tiles;
     int64_t num_partial_slots;
-    int64_t kv_chunk_tokens;  /* tokens a split, where one number rules all; else -1 */
+    int64_t kv_chunk_tokens;  /* tokens per split, where one number rules all; else -1 */
     int32_t num_splits_bound; /* fa3: static bound; else -1 */
     int32_t batch_size;
     const int32_t *num_splits;  /* [batch_size], the largest over a request's heads */
@@ -340,7 +340,7 @@ typedef struct ekv_tensors {
      * block_table_rows[b] where given.  Entries past the length are not read (-1 is usual). */
     const int32_t *block_table;      /* [rows][block_table_width] */
     const int32_t *block_table_rows; /* [batch_size] or NULL */
-    int64_t block_table_stride;
+    int64_t block_table_stride;      /* 0: block_table_width */
     int32_t block_table_width;
     int64_t num_pages;      /* pages behind k and v, to check table entries on the CPU; 0: unknown */
     const int32_t *kv_len;  /* on-device plans: [batch_size] on the device, or NULL: as before; other plans: NULL */

@@ -95,8 +95,7 @@ static ekv_status batch_attention_fits(const ekv_plan *plan, const int32_t *kv_l
         works += num_chunks(kv_len[b], limit);
     works *= works_per_chunk;
     if (works > MAX_WORKS)
-        return ekv_fail(EKV_ERROR_UNSUPPORTED,
-                        "flashinfer-batch-attention: %" PRId64 " works; FlashInfer refuses more than %d", works,
+        return ekv_fail(EKV_ERROR_UNSUPPORTED, "%" PRId64 " works; FlashInfer's BatchAttention takes at most %d", works,
                         (int)MAX_WORKS);
     return EKV_OK;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * flashinfer-cuda-core: BatchDecodeWithPagedKVCacheKernel, one CTA a (work item, KV head).
+ * flashinfer-cuda-core: BatchDecodeWithPagedKVCacheKernel, one CTA per (work item, KV head).
  * Rule: BatchDecodeWithPagedKVCacheWorkEstimationDispatched and DecodePlan in FlashInfer's
  * include/flashinfer/attention/scheduler.cuh (commit fb28d72). */
 #include "base/half.h"
@@ -45,11 +45,10 @@ static ekv_status cuda_core_capacity(ekv_plan *plan, ekv_plan_capacity *capacity
 {
     const occupancy *known = find_occupancy(plan);
     if (plan->batch.q_len != 1)
-        return ekv_fail(EKV_ERROR_UNSUPPORTED, "flashinfer-cuda-core: q_len is %d; its kernel takes 1",
-                        plan->batch.q_len);
+        return ekv_fail(EKV_ERROR_UNSUPPORTED, "q_len is %d; FlashInfer's decode kernel takes 1", plan->batch.q_len);
     if (!plan->options.resident_ctas && !known)
         return ekv_fail(EKV_ERROR_UNSUPPORTED,
-                        "flashinfer-cuda-core: nobody knows how many CTAs of the kernel an SM holds for head_dim %d, "
+                        "nobody knows how many CTAs of FlashInfer's decode kernel an SM holds for head_dim %d, "
                         "%d-byte K and V, group %d on sm_%d; give --resident-ctas (resident_ctas)",
                         plan->batch.head_dim, ekv_dtype_size(plan->batch.kv_dtype), plan->group, plan->device.sm_arch);
     ekv_plan_pack_rows(plan, plan->group);
