@@ -114,6 +114,7 @@ void bench_print_json(cli_text *text, const bench_row *row)
     BENCH_COLUMNS(ADD_VALUE)
 #undef ADD_VALUE
     free(value.data);
+    json_string(object, "planned_on", row->plan->options.on_device ? "device" : "host");
     json_int(object, "repeat", row->times.count);
     json_real(object, "read_us", row->read->us);
     json_string(object, "read_shape", row->read->shape);

@@ -241,7 +241,7 @@ static ekv_status prepare(bench_state *bench, const ekv_batch *batch, const char
     if (status)
         return cli_plan_status(cli, status);
     e->times = cli_alloc((size_t)repeat * sizeof *e->times);
-    if ((status = cli_plan_time(e->plan, repeat, &e->plan_us)) ||
+    if ((status = cli_plan_time(&bench->execution, e->plan, repeat, &e->plan_us)) ||
         (status = cli_job_create(&bench->execution, e->plan, &e->job)))
         return status;
     e->prepared = true;

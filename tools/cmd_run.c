@@ -51,6 +51,7 @@ static void print_json(cli_state *cli, const cli_workload *workload, int64_t ind
     json_int(object, "num_tiles", plan->num_tiles);
     json_string(object, "flush", execution->flush);
     json_int(object, "repeat", result->decode.count);
+    json_string(object, "planned_on", plan->options.on_device ? "device" : "host");
     json_real(object, "plan_us", result->plan_us);
     json_real(object, "median_us", result->decode.median_us);
     json_real(object, "min_us", result->decode.min_us);

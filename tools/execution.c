@@ -43,6 +43,7 @@ ekv_status cli_backend_choose(cli_state *cli)
         return EKV_OK;
     const char *given = options->kernel != EKV_KERNEL_AUTO ? "--kernel"
                         : options->graph                   ? "--graph"
+                        : options->plan.on_device          ? "--on-device"
                         : options->timeline                ? "--timeline"
                                                            : NULL;
     if (given)
@@ -190,15 +191,22 @@ double cli_now_us(void)
     return (double)time.tv_sec * 1e6 + (double)time.tv_nsec / 1e3;
 }
 
-ekv_status cli_plan_time(ekv_plan *plan, int32_t repeat, double *us)
+static ekv_status time_plan_once(cli_execution *execution, ekv_plan *plan, double *us)
+{
+    if (plan->options.on_device)
+        return execution->backend->time_plan(execution, plan, us);
+    const double start = cli_now_us();
+    ekv_status status = ekv_plan_update(plan, plan->kv_len, plan->batch.batch_size);
+    *us = cli_now_us() - start;
+    return status;
+}
+
+ekv_status cli_plan_time(cli_execution *execution, ekv_plan *plan, int32_t repeat, double *us)
 {
     double *times = cli_alloc((size_t)repeat * sizeof *times);
     ekv_status status = EKV_OK;
-    for (int32_t i = 0; i < repeat && !status; i++) {
-        const double start = cli_now_us();
-        status = ekv_plan_update(plan, plan->kv_len, plan->batch.batch_size);
-        times[i] = cli_now_us() - start;
-    }
+    for (int32_t i = 0; i < repeat && !status; i++)
+        status = time_plan_once(execution, plan, &times[i]);
     if (!status)
         *us = cli_times_of(times, repeat).median_us;
     free(times);
@@ -253,7 +261,7 @@ ekv_status cli_execute(cli_execution *execution, ekv_plan *plan, int32_t repeat,
     *result = (cli_result){ 0 };
     cli_job job;
     ekv_status status;
-    if (!(status = cli_plan_time(plan, repeat, &result->plan_us)) &&
+    if (!(status = cli_plan_time(execution, plan, repeat, &result->plan_us)) &&
         !(status = cli_job_create(execution, plan, &job))) {
         snprintf(result->kernel, sizeof result->kernel, "%s", job.kernel);
         if (!(status = cli_job_check(execution, &job, &result->check)) &&

@@ -50,6 +50,8 @@ typedef struct cli_backend {
     ekv_status (*prepare)(cli_execution *execution, cli_job *job);
     void (*release)(cli_execution *execution, cli_job *job);
     ekv_status (*time)(cli_execution *execution, cli_job *job, double *us);
+    /* Time of planning on the device, for a plan of options.on_device; NULL: there are none. */
+    ekv_status (*time_plan)(cli_execution *execution, ekv_plan *plan, double *us);
     /* Decodes into outputs that were NaN. */
     ekv_status (*decode)(cli_execution *execution, cli_job *job, cli_outputs *outputs);
     /* Reads execution->bytes by launch shape `shape` and describes it in text[0, size); false past the last shape. */
@@ -128,8 +130,9 @@ void cli_check_report(cli_state *cli, const char *what, const cli_check *check);
 /* Monotonic, us. */
 double cli_now_us(void);
 
-/* Median time of ekv_plan_update with the same lengths, us. */
-ekv_status cli_plan_time(ekv_plan *plan, int32_t repeat, double *us);
+/* Median time of planning, us: of ekv_plan_update with the same lengths, or, for a plan of options.on_device, of what
+ * each decode does for it on the GPU, which its time includes. */
+ekv_status cli_plan_time(cli_execution *execution, ekv_plan *plan, int32_t repeat, double *us);
 
 /* A plain read of execution->bytes: median time of the fastest launch shape. */
 typedef struct cli_read {

@@ -6,6 +6,7 @@
 #include "base/rng.h"
 #include "base/status.h"
 #include "cuda/cuda_bench.h"
+#include "cuda/cuda_prepare.h"
 #include "execution.h"
 #include "plan/tensors.h"
 
@@ -186,6 +187,13 @@ static void destroy(cli_execution *execution)
 
 /* ---- Batch ------------------------------------------------------------------------------------------- */
 
+/* Device, [batch_size]. */
+static int32_t *lengths(const cli_execution *execution)
+{
+    const cuda_state *state = execution->state;
+    return state->tables + execution->limits.requests + 1;
+}
+
 static void set_tensors(cli_execution *execution)
 {
     cuda_state *state = execution->state;
@@ -199,6 +207,8 @@ static void set_tensors(cli_execution *execution)
     t->page_indptr = state->tables;
     t->page_indices = state->tables + 2 * (int64_t)execution->limits.requests + 1;
     t->num_pages = state->num_pages;
+    if (execution->cli->options.plan.on_device)
+        t->kv_len = lengths(execution);
     ekv_tensors_set_defaults(&execution->batch, t);
     execution->tensors = t;
 }
@@ -214,8 +224,7 @@ static ekv_status upload_lengths(cli_execution *execution)
         state->indptr[b + 1] = state->indptr[b] + (int32_t)ekv_ceil_div(batch->kv_len[b], batch->page_size);
     ekv_status status = ekv_cuda_copy(context, state->tables, state->indptr, (requests + 1) * sizeof *state->indptr);
     return status ? status
-                  : ekv_cuda_copy(context, state->tables + execution->limits.requests + 1, batch->kv_len,
-                                  requests * sizeof *batch->kv_len);
+                  : ekv_cuda_copy(context, lengths(execution), batch->kv_len, requests * sizeof *batch->kv_len);
 }
 
 static ekv_status poison_and_fill(cli_execution *execution)
@@ -224,8 +233,7 @@ static ekv_status poison_and_fill(cli_execution *execution)
     ekv_context *context = execution->cli->context;
     ekv_status status = ekv_cuda_fill(context, state->block, POISON, 2 * align_up(state->kv_size));
     return status ? status
-                  : ekv_cuda_fill_cache(context, &execution->batch, &state->tensors,
-                                        state->tables + execution->limits.requests + 1,
+                  : ekv_cuda_fill_cache(context, &execution->batch, &state->tensors, lengths(execution),
                                         (uint64_t)execution->cli->options.seed);
 }
 
@@ -305,6 +313,24 @@ static ekv_status time_decode(cli_execution *execution, cli_job *job, double *us
     cuda_state *state = execution->state;
     work w = { .execution = execution, .job = job };
     return ekv_cuda_clock_time(state->clock, state->stream, execution->cold, enqueue, &w, us);
+}
+
+typedef struct plan_work {
+    ekv_plan *plan;
+    const int32_t *kv_len;
+} plan_work;
+
+static ekv_status enqueue_plan(void *argument, void *stream)
+{
+    const plan_work *w = argument;
+    return ekv_cuda_prepare_alone(w->plan, w->kv_len, stream);
+}
+
+static ekv_status time_plan(cli_execution *execution, ekv_plan *plan, double *us)
+{
+    cuda_state *state = execution->state;
+    plan_work w = { plan, lengths(execution) };
+    return ekv_cuda_clock_time(state->clock, state->stream, execution->cold, enqueue_plan, &w, us);
 }
 
 static bool is_poison(const unsigned char *bytes, size_t size)
@@ -397,6 +423,7 @@ const cli_backend cli_backend_cuda = {
     .prepare = prepare,
     .release = release,
     .time = time_decode,
+    .time_plan = time_plan,
     .decode = decode,
     .read_shape = read_shape,
     .read = read_once,

@@ -143,11 +143,12 @@ static const option_row table[] = {
     PLAN_NUMBER("ctas-per-sm", "N", ctas_per_sm, 1, 64,
                 "even, even-invariant: persistent CTAs per SM (default: the device's)"),
     PLAN_NUMBER("heads-per-tile", "N", heads_per_tile, 1, 65535,
-                "even, even-invariant: KV heads per tile (default: the largest divisor of the KV heads up to 8)"),
+                "even, even-invariant: KV heads per tile (default: the largest divisor of the KV heads up to 4, or 2 "
+                "with head_dim above 128)"),
     PLAN_NUMBER("block-tokens", "N", block_tokens, 1, 65536,
                 "even: cuts fall on multiples of N tokens (default: the page size if 16 to 64, else 16)"),
     PLAN_NUMBER("chunk-tokens", "N", chunk_tokens, 1, 1 << 24,
-                "even-invariant: cuts fall on multiples of N tokens (default 256)"),
+                "even-invariant: cuts fall on multiples of N tokens (default 1024)"),
     PLAN_NUMBER("request-cost", "N", request_cost, 0, 65536,
                 "even, even-invariant: tokens that a request costs beyond its own (default: the device's)"),
     ONE_OF(CLI_PLANNING, "dispatch", "NAME", plan.dispatch, dispatches,
@@ -166,6 +167,8 @@ static const option_row table[] = {
            "do not compare with the reference (on the CPU that takes seconds per GB of K and V)"),
 
     SWITCH(CLI_EXECUTION, "no-flush", no_flush, "do not flush the caches before each timed run"),
+    { CLI_EXECUTION, "on-device", NULL, PLAN_FLAG, AT(plan.on_device), 0, 0, NULL,
+      "CUDA: plan on the GPU in each decode, from lengths that live there" },
     SWITCH(CLI_EXECUTION, "graph", graph,
            "CUDA: time replays of a captured decode, which bring the plan to the GPU each time, in place of launches"),
     TEXT(CLI_TIMELINE, "timeline", "FILE", timeline,

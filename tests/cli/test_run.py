@@ -2,8 +2,9 @@
 from evenkv_cli import ROOT, CliTest
 
 RUN_KEYS = ["planner", "device", "backend", "threads", "batch", "total_tokens", "q_heads", "kv_heads", "head_dim",
-            "page_size", "dtype", "layout", "kernel", "dispatch", "num_tiles", "flush", "repeat", "plan_us",
-            "median_us", "min_us", "kv_gb_per_s", "checked", "max_abs_err", "max_rel_err", "tolerance_ratio", "passed"]
+            "page_size", "dtype", "layout", "kernel", "dispatch", "num_tiles", "flush", "repeat", "planned_on",
+            "plan_us", "median_us", "min_us", "kv_gb_per_s", "checked", "max_abs_err", "max_rel_err",
+            "tolerance_ratio", "passed"]
 SMALL = "--q-heads 4 --kv-heads 2 --head-dim 64"
 
 
