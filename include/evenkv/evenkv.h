@@ -204,10 +204,10 @@ typedef struct ekv_plan_options {
     int64_t table_width;    /* fa3: tokens that a page-table row can hold; 0: batch maximum in whole pages */
     int32_t sm_margin;      /* SMs to leave to others, < num_sms */
     int32_t ctas_per_sm;    /* even, even-invariant: persistent CTAs per SM; 0: the device's */
-    int32_t heads_per_tile; /* even, even-invariant: KV heads per tile, a divisor of kv_heads; 0: the largest up to 8 */
+    int32_t heads_per_tile; /* even, even-invariant: KV heads per tile, a divisor of kv_heads; 0: the largest up to 4 */
     int32_t block_tokens;   /* even: cuts fall on multiples of this; 0: page size if 16..64, else 16 */
     int32_t request_cost;   /* even, even-invariant: tokens that a request costs beyond its own; -1: the device's */
-    int32_t chunk_tokens;   /* even-invariant: cuts fall on multiples of this; 0: 256 */
+    int32_t chunk_tokens;   /* even-invariant: cuts fall on multiples of this; 0: 1024 */
     ekv_dispatch dispatch;  /* run the planner's tiles under another dispatch */
     int64_t max_total_tokens; /* even-invariant: room for updates; 0: twice the batch's */
     int32_t on_device;        /* 1: plan on the GPU, from lengths that live there; needs cuda = 1; see below */

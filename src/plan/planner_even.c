@@ -8,15 +8,19 @@
 #include <inttypes.h>
 
 /* KV heads that one CTA reads together by default: on an H200, at 32/4/128 bf16 and 2,048 requests, 4 heads of a token
- * range in one CTA took 278 us and one head a CTA 330 us, as pages are then read as one piece.  8 warps of one head
- * each is what a CTA of 256 threads has. */
-enum { MAX_HEADS_PER_TILE = 8 };
+ * range in one CTA took 278 us and one head a CTA 330 us, as pages are then read as one piece.  With more heads, or
+ * with more than 2 of head_dim 256, the mma kernel's CTA of one warp a head leaves no room for a second one on the SM.
+ */
+static int32_t most_heads_per_tile(const ekv_plan *plan)
+{
+    return plan->batch.head_dim > 128 ? 2 : 4;
+}
 
 void ekv_even_resolve(ekv_plan *plan)
 {
     ekv_plan_options *options = &plan->options;
     if (!options->heads_per_tile) {
-        options->heads_per_tile = (int32_t)ekv_min(plan->batch.kv_heads, MAX_HEADS_PER_TILE);
+        options->heads_per_tile = (int32_t)ekv_min(plan->batch.kv_heads, most_heads_per_tile(plan));
         while (plan->batch.kv_heads % options->heads_per_tile)
             options->heads_per_tile--;
     }
