@@ -9,8 +9,9 @@ import unittest
 
 from evenkv_cli import ROOT, CliTest
 
-COLUMNS = ("planner,dist,batch,total_tokens,page_size,q_heads,kv_heads,head_dim,dtype,median_us,min_us,p95_us,kv_gb_per_s,"
-           "share_of_read,plan_us,max_rel_err,backend,kernel,dispatch,hot,layout,flush,device,driver,commit").split(",")
+COLUMNS = ("planner,dist,batch,total_tokens,page_size,q_heads,kv_heads,head_dim,dtype,median_us,min_us,p95_us,"
+           "kv_gb_per_s,share_of_read,plan_us,max_rel_err,backend,kernel,dispatch,hot,layout,flush,device,driver,"
+           "commit").split(",")
 SMALL = "--q-heads 4 --kv-heads 2 --head-dim 64 --backend cpu --repeat 2 --no-flush"
 
 
@@ -83,7 +84,8 @@ class BenchTest(CliTest):
         lines = result.stderr.splitlines()
         self.assertEqual(len(lines), 12)
         for line in lines:
-            self.assertRegex(line, r"\Aevenkv: \S+, batch -?\d+, \d+ tokens left out: .* \(EKV_ERROR_INVALID_ARGUMENT\)\Z")
+            self.assertRegex(line, r"\Aevenkv: \S+, batch -?\d+, \d+ tokens left out: .* "
+                                   r"\(EKV_ERROR_INVALID_ARGUMENT\)\Z")
 
     def test_planners_that_cannot_are_skipped(self):
         result = self.tool("bench --planners flashinfer-cuda-core,even --batches 2 --tokens 64 --json", SMALL)
@@ -112,7 +114,7 @@ class BenchTest(CliTest):
         self.refuse(2, invalid, "--plot", "bench --batches 4 --tokens 8 --plot x.pdf")
 
     def test_files_that_cannot_be(self):
-        self.refuse(1, "EKV_ERROR_IO", "/no/such/out.csv", f"bench --batches 4 --tokens 8 --csv /no/such/out.csv {SMALL}")
+        self.refuse(1, "EKV_ERROR_IO", "/no/such/a.csv", f"bench --batches 4 --tokens 8 --csv /no/such/a.csv {SMALL}")
         self.refuse(1, "EKV_ERROR_NOT_FOUND", "no-such-file", f"bench --dists file --kv-lens @/no-such-file {SMALL}")
         self.refuse(1, "EKV_ERROR_IO", "/dev/full", f"bench --batches 4 --tokens 8 --csv /dev/full {SMALL}")
 
@@ -144,13 +146,14 @@ class CompareSystems(CliTest):
     def test_ratio_of_shares(self):
         """A run whose plain read is 10 % slower and whose fa3 takes 1.1 times what the original took is level."""
         with open(ROOT / "data" / "h200-systems.csv", newline="") as file:
-            originals = [row for row in csv.DictReader(file) if row["system"] == "fa3" and row["total_tokens"] == "524288"]
+            originals = [row for row in csv.DictReader(file)
+                         if row["system"] == "fa3" and row["total_tokens"] == "524288"]
         lines = [",".join(COLUMNS)]
         for row in originals[:4]:
             batch, us = int(row["batch"]), float(row["median_us"]) * 1.1
             read = 258.11 * 1.1 * (2**30 + 2 * batch * 32 * 128 * 2) / 2**30
-            lines.append(f"fa3,{row['dist']},{batch},524288,16,32,4,128,bf16,{us:.3f},1,1,1,{read / us:.6f},1,1e-3,cuda,"
-                         "ekv_mma_bf16_d128_n8,queue,first,nhd,write256MiB,h200,13.0,abc")
+            lines.append(f"fa3,{row['dist']},{batch},524288,16,32,4,128,bf16,{us:.3f},1,1,1,{read / us:.6f},1,1e-3,"
+                         "cuda,ekv_mma_bf16_d128_n8,queue,first,nhd,write256MiB,h200,13.0,abc")
         result = self.run_script(self.file("ours.csv", "\n".join(lines) + "\n"))
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertRegex(result.stdout, r"fa3, distributions +4 +1\.000 +1\.000 +4/4")
