@@ -251,6 +251,8 @@ static void a_bad_distribution_is_refused_with_its_values(void **state)
         { "3x20", 3, 100, EKV_ERROR_INVALID_ARGUMENT, "3x20 needs|4 requests|it is 3" },
         { "uniform", 2, 4294967295, EKV_ERROR_INVALID_ARGUMENT, "4294967295 tokens|2147483648" },
         { "skew99", 64, INT64_MAX, EKV_ERROR_INVALID_ARGUMENT, "9223372036854775807 tokens" },
+        { "uniform", 3, INT64_MAX, EKV_ERROR_INVALID_ARGUMENT, "a length of 3074457345618258603" },
+        { "skew1", 3, INT64_MAX, EKV_ERROR_INVALID_ARGUMENT, "a length of 4565569158243114025" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         ekv_lengths_list *list = NULL;

@@ -252,10 +252,10 @@ static ekv_status spread(const char *dist, const hot_share *share, int64_t batch
                          ekv_hot hot, int32_t *kv_len)
 {
     const int64_t others = batch_size - share->requests;
-    /* floor(total * percent / 100) without the product, which may overflow */
+    /* floor(total * percent / 100), and ceil(rest / others) below, without a product or sum that may overflow */
     const int64_t hot_tokens = total_tokens / 100 * share->percent + total_tokens % 100 * share->percent / 100;
     const int64_t rest = total_tokens - share->requests * hot_tokens;
-    const int64_t longest = ekv_max(hot_tokens, ekv_ceil_div(rest, others));
+    const int64_t longest = ekv_max(hot_tokens, rest / others + (rest % others > 0));
     if (longest > INT32_MAX)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT,
                         "%s of %" PRId64 " tokens over %" PRId64 " requests makes a length of %" PRId64
