@@ -163,6 +163,17 @@ static ekv_status dispatch(cli_state *cli, int count, char **arguments)
     return EKV_OK;
 }
 
+/* In one line, whatever the names in it. */
+static void print_error(ekv_status status)
+{
+    char line[1024];
+    snprintf(line, sizeof line, "%s", ekv_last_error());
+    for (char *c = line; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7F)
+            *c = '?';
+    fprintf(stderr, "evenkv: %s (%s)\n", line, ekv_status_name(status));
+}
+
 int main(int count, char **arguments)
 {
     keep_standard_files();
@@ -171,7 +182,7 @@ int main(int count, char **arguments)
     if (!status)
         status = write_output(&cli);
     if (status) {
-        fprintf(stderr, "evenkv: %s (%s)\n", ekv_last_error(), ekv_status_name(status));
+        print_error(status);
         if (!cli.exit_code)
             cli.exit_code = CLI_FAILURE;
     }

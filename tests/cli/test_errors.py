@@ -117,6 +117,12 @@ class Files(CliTest):
         self.lens(gzip.compress(b"5,6\n"), PARSE, "compressed")
         self.refuse(1, "EKV_ERROR_IO", "plan --kv-lens @/")
 
+    def test_names_with_control_characters(self):
+        for option in ("--kv-lens @", "--trace ", "--kv-lens 5 --device ./", "--kv-lens 5 --output ./no-such-folder/"):
+            for character in "\n\r\x1b\x7f":
+                status = "EKV_ERROR_IO" if "output" in option else NOT_FOUND
+                self.refuse(1, status, "a?b", f"plan {option}a{character}b")
+
     def test_nothing_is_printed_where_a_later_batch_fails(self):
         path = self.file("lens", "5\n" + ",".join(["2147483647"] * 600) + "\n")
         self.refuse(1, "EKV_ERROR_OVERFLOW", "1099511627776", f"plan --kv-lens @{path}")
