@@ -106,6 +106,11 @@ static void strides_beyond_sense(void **state)
     REFUSED(tensors->o_stride_head = 63, EKV_ERROR_INVALID_ARGUMENT, "o_stride_head is 63", "overlap");
     REFUSED(tensors->o_stride_request = 0, EKV_ERROR_INVALID_ARGUMENT, "o_stride_request is 0", "overlap");
     REFUSED(tensors->lse_stride_head = 0, EKV_ERROR_INVALID_ARGUMENT, "lse_stride_head is 0", "overlap");
+    setup.tensors->o_stride_request = setup.tensors->o_stride_head = 64; /* apart each, not together */
+    assert_fails(support_decode(&setup), EKV_ERROR_INVALID_ARGUMENT, "o_stride_request is 64 and o_stride_head 64");
+    setup.tensors->o_stride_request = -2 * 64; /* request 1 and head 2 */
+    assert_fails(support_decode(&setup), EKV_ERROR_INVALID_ARGUMENT, "o_stride_request is -128", "overlap");
+    setup.tensors->o_stride_request = setup.tensors->o_stride_head = 0;
     setup.tensors->num_pages = 0; /* unknown: the pages in use still bound the offsets */
     REFUSED(tensors->k_stride_page = INT64_MAX / 2, EKV_ERROR_OVERFLOW, "k_stride_page");
     support_tear_down(&setup);

@@ -74,6 +74,31 @@ static ekv_status check_apart(int64_t stride, int64_t extent, int64_t row, const
     return EKV_OK;
 }
 
+static int64_t magnitude(int64_t value)
+{
+    return value < 0 ? -value : value;
+}
+
+/* Both dimensions of an output together, each of which keeps its rows apart: rows (i, j) and (0, 0), whose offsets
+ * differ by i * request + j * head.  For each j the i with the smallest difference is one of two neighbours. */
+static ekv_status check_both_apart(const ekv_batch *batch, int64_t request, int64_t head, int64_t row, const char *name)
+{
+    const int64_t requests = batch->batch_size, heads = batch->q_heads;
+    if (requests == 1 || heads == 1 || magnitude(request) >= (heads - 1) * magnitude(head) + row ||
+        magnitude(head) >= (requests - 1) * magnitude(request) + row)
+        return EKV_OK;
+    for (int64_t j = 1; j < heads; j++) {
+        const int64_t toward_zero = -(j * head) / request;
+        for (int64_t i = toward_zero - 1; i <= toward_zero + 1; i++)
+            if (magnitude(i) < requests && magnitude(i * request + j * head) < row)
+                return ekv_fail(EKV_ERROR_INVALID_ARGUMENT,
+                                "tensors.%s_stride_request is %" PRId64 " and %s_stride_head %" PRId64
+                                "; rows of %" PRId64 " would overlap",
+                                name, request, name, head, row);
+    }
+    return EKV_OK;
+}
+
 static ekv_status check_rows(const ekv_batch *batch, const ekv_tensors *t)
 {
     const int64_t requests = batch->batch_size, heads = batch->q_heads, dim = batch->head_dim;
@@ -86,13 +111,15 @@ static ekv_status check_rows(const ekv_batch *batch, const ekv_tensors *t)
         (status = add_reach(t->o_stride_request, requests, "o_stride_request", &o)) ||
         (status = add_reach(t->o_stride_head, heads, "o_stride_head", &o)) ||
         (status = check_apart(t->o_stride_request, requests, dim, "o_stride_request")) ||
-        (status = check_apart(t->o_stride_head, heads, dim, "o_stride_head")) || !t->lse)
+        (status = check_apart(t->o_stride_head, heads, dim, "o_stride_head")) ||
+        (status = check_both_apart(batch, t->o_stride_request, t->o_stride_head, dim, "o")) || !t->lse)
         return status;
     if ((status = check_pointer(t->lse, "lse", (int32_t)sizeof *t->lse)) ||
         (status = add_reach(t->lse_stride_request, requests, "lse_stride_request", &lse)) ||
         (status = add_reach(t->lse_stride_head, heads, "lse_stride_head", &lse)) ||
         (status = check_apart(t->lse_stride_request, requests, 1, "lse_stride_request")) ||
-        (status = check_apart(t->lse_stride_head, heads, 1, "lse_stride_head")))
+        (status = check_apart(t->lse_stride_head, heads, 1, "lse_stride_head")) ||
+        (status = check_both_apart(batch, t->lse_stride_request, t->lse_stride_head, 1, "lse")))
         return status;
     return EKV_OK;
 }
