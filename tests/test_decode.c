@@ -317,6 +317,44 @@ static void huge_logits_of_both_signs(void **state)
         }
 }
 
+/* Tokens that the others outweigh beyond what a float can tell, at logits of -8e6 and -inf, do not count: not where
+ * their values are close to the largest float, and not where nothing outweighs them yet, as they come first. */
+static void tokens_without_weight_do_not_count(void **state)
+{
+    (void)state;
+    const int32_t kv_len[] = { EXTREME_TOKENS };
+    const ekv_batch batch = small_batch(1, kv_len);
+    const ekv_device device = support_device(8);
+    ekv_plan_options options = EKV_PLAN_OPTIONS_INIT;
+    options.resident_ctas = 2;
+    float base[EXTREME_TOKENS];
+    const char *planner;
+    for (int32_t i = 0; (planner = ekv_planner_name(i)); i++)
+        for (int n = 0; n < 2; n++) {
+            decode_setup setup;
+            assert_ok(support_set_up(contexts[2], planner, &batch, &device, &options, NULL, &setup));
+            const ekv_tensors *t = setup.tensors;
+            setup.tensors->sm_scale = 1;
+            for (int token = 0; token < EXTREME_TOKENS; token++) {
+                const bool counts = token > 200 && token % 5 != 0;
+                base[token] = counts ? 0 : n == 0 ? -8e6f : -INFINITY;
+                float *v =
+                    (float *)t->v + t->page_indices[token / 16] * t->v_stride_page + token % 16 * t->v_stride_token;
+                for (int32_t h = 0; h < batch.kv_heads; h++)
+                    for (int32_t d = 0; d < batch.head_dim; d++)
+                        v[h * t->v_stride_head + d] = counts || token <= 200 ? 1 : 1e38f;
+            }
+            set_logits(&setup, base);
+            assert_ok(support_decode(&setup));
+            for (int32_t h = 0; h < batch.q_heads; h++)
+                for (int32_t d = 0; d < batch.head_dim; d++)
+                    if (!(fabsf(((const float *)t->o)[h * t->o_stride_head + d] - 1) < 1e-5f))
+                        fail_msg("%s: O is %g, not 1", planner,
+                                 (double)((const float *)t->o)[h * t->o_stride_head + d]);
+            support_tear_down(&setup);
+        }
+}
+
 /* Pages, requests and heads more than 2^31 elements apart, in address space that is mostly not there. */
 static void strides_past_2_31_elements(void **state)
 {
@@ -473,6 +511,7 @@ int main(void)
         cmocka_unit_test(a_batch_without_tokens_needs_no_cache),
         cmocka_unit_test(huge_logits_of_one_size_shift_away),
         cmocka_unit_test(huge_logits_of_both_signs),
+        cmocka_unit_test(tokens_without_weight_do_not_count),
         cmocka_unit_test(strides_past_2_31_elements),
         cmocka_unit_test(growing_one_token_at_a_time),
         cmocka_unit_test(a_smaller_batch_after_an_update),

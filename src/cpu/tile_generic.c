@@ -81,12 +81,13 @@ static float rescale(float scale, float *restrict p, int32_t n, float *max, floa
     float largest = *max;
     for (int32_t t = 0; t < n; t++)
         largest = p[t] > largest ? p[t] : largest;
+    const float from = largest == -INFINITY ? 0 : largest; /* -inf - -inf is NaN; so these weights are 0 */
     for (int32_t t = 0; t < n; t++)
-        p[t] = ekv_exp_nonpositive((p[t] - largest) * scale);
+        p[t] = ekv_exp_nonpositive((p[t] - from) * scale);
     float total = 0;
     for (int32_t t = 0; t < n; t++)
         total += p[t];
-    const float alpha = ekv_exp_nonpositive((*max - largest) * scale);
+    const float alpha = ekv_exp_nonpositive((*max - from) * scale);
     *max = largest;
     *sum = *sum * alpha + total;
     return alpha;

@@ -24,8 +24,8 @@ typedef struct ekv_cpu_tile {
     float *block; /* scratch, [EKV_TILE_BLOCK][head_dim] */
     float *p;     /* scratch, [rows][EKV_TILE_BLOCK] */
     /* The result: with dots m_t = q.k_t (not scaled) and their maximum, weights w_t = exp(scale * (m_t - max)),
-     * the sum of w_t, and acc = sum of w_t v_t.  No tokens: -inf, 0, 0.  The maximum stays apart from the sum
-     * because a float LSE of 8e6 would be too coarse to merge by. */
+     * the sum of w_t, and acc = sum of w_t v_t.  No tokens, or logits of -inf alone: -inf, 0, 0.  The maximum stays
+     * apart from the sum because a float LSE of 8e6 would be too coarse to merge by. */
     float *acc; /* [rows][head_dim] */
     float *max; /* [rows] */
     float *sum; /* [rows] */
