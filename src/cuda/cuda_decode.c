@@ -65,11 +65,16 @@ static ekv_status shape_mma(const ekv_plan *plan, ekv_cuda_shape *shape)
     for (int32_t ctas = plan->resident_ctas; ctas >= 1; ctas--)
         for (int32_t per_head = EKV_MMA_MAX_WARPS; per_head >= 1; per_head /= 2) {
             const int32_t warps = per_head * p->tile_heads;
-            const int32_t shared = ekv_mma_shared_bytes(head_dim, rows, warps);
+            int32_t stages = ekv_mma_stages(ctas), shared = ekv_mma_shared_bytes(head_dim, rows, warps, stages);
+            if (shared > cuda->cta_shared) { /* rather fewer stages than fewer warps */
+                stages = 2;
+                shared = ekv_mma_shared_bytes(head_dim, rows, warps, stages);
+            }
             if (warps > EKV_MMA_MAX_WARPS || ctas * warps > cuda->resident_warps[shape->index] ||
                 shared > cuda->cta_shared || (int64_t)ctas * (shared + cuda->shared_of_cta) > cuda->sm_shared)
                 continue;
             shape->warps_per_head = per_head;
+            shape->stages = stages;
             shape->threads = warps * 32;
             shape->shared_bytes = shared;
             shape->resident_ctas = ctas;
@@ -260,6 +265,7 @@ static void fill_params(const ekv_plan *plan, const ekv_tensors *t, const ekv_de
     params->tile_heads = p->tile_heads;
     params->merge_heads = plan->heads;
     params->warps_per_head = shape->warps_per_head;
+    params->stages = shape->stages;
     params->pages_aligned = plan->batch.page_size % 16 == 0 && plan->cut_tokens % 16 == 0;
 }
 

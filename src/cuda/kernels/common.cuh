@@ -59,10 +59,12 @@ EKV_DEVICE void ekv_copy_commit()
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most `pending` of the thread's youngest groups are under way; pending is 0 or 1. */
+/* Waits until at most `pending` of the thread's youngest groups are under way; pending is 0..2. */
 EKV_DEVICE void ekv_copy_wait(int pending)
 {
-    if (pending)
+    if (pending >= 2)
+        asm volatile("cp.async.wait_group 2;" ::: "memory");
+    else if (pending == 1)
         asm volatile("cp.async.wait_group 1;" ::: "memory");
     else
         asm volatile("cp.async.wait_group 0;" ::: "memory");

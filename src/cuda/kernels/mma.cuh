@@ -223,12 +223,13 @@ struct consumer {
 template <int D, int N>
 struct exchange {
     unsigned char *rings; /* of warp 0 */
+    uint32_t ring_bytes;  /* of a warp */
     float2 *rows;         /* [warps][N]: largest, sum */
     int32_t *stage;       /* [warps] */
 
     EKV_MEMBER float *result(int warp) const
     {
-        return reinterpret_cast<float *>(rings + (size_t)warp * STAGES * shape<D, N>::STAGE_BYTES +
+        return reinterpret_cast<float *>(rings + (size_t)warp * ring_bytes +
                                          (size_t)stage[warp] * shape<D, N>::STAGE_BYTES);
     }
 };
@@ -319,7 +320,8 @@ EKV_DEVICE void decode(const ekv_kernel_params &p)
     exchange<D, N> x;
     x.rings = shared;
     place w;
-    unsigned char *q = shared + (size_t)warps * STAGES * S::STAGE_BYTES;
+    x.ring_bytes = (uint32_t)(p.stages * S::STAGE_BYTES);
+    unsigned char *q = shared + (size_t)warps * x.ring_bytes;
     w.queue_ring = reinterpret_cast<unsigned long long *>(q + (size_t)warps * N * D * 2);
     tile_entry *entries = reinterpret_cast<tile_entry *>(w.queue_ring + EKV_MMA_TILE_RING);
     x.rows = reinterpret_cast<float2 *>(entries + warps * EKV_MMA_TILE_RING);
@@ -330,7 +332,7 @@ EKV_DEVICE void decode(const ekv_kernel_params &p)
     w.members = p.warps_per_head;
     w.head = w.warp / w.members;
     w.member = w.warp % w.members;
-    w.ring = ekv_shared_address(shared) + (uint32_t)(w.warp * STAGES * S::STAGE_BYTES);
+    w.ring = ekv_shared_address(shared) + (uint32_t)w.warp * x.ring_bytes;
     w.q = ekv_shared_address(q) + (uint32_t)(w.warp * N * D * 2);
     w.entries = entries + w.warp * EKV_MMA_TILE_RING;
 
@@ -349,7 +351,8 @@ EKV_DEVICE void decode(const ekv_kernel_params &p)
     uint4 pieces[S::Q_COPIES]; /* of the next tile's Q */
     bool q_loaded = false, in_tile = false, any = false;
     const int32_t step = w.members * S::TOKENS;
-    int32_t n = 0, token = 0, consumed = 0, stamped = 0; /* tile of the sequence, its next block, stages done with */
+    int32_t n = 0, token = 0, stamped = 0; /* tile of the sequence, its next block */
+    int32_t consumed = 0, stage = 0;       /* stages done with, the one that is consumed next */
     int64_t start_ns = 0;
     tile_entry tile;
 
@@ -387,17 +390,18 @@ EKV_DEVICE void decode(const ekv_kernel_params &p)
             }
             ekv_copy_wait(source.issued - consumed - 1);
             __syncwarp();
-            sink.block(p, w, w.ring + (uint32_t)(consumed % STAGES) * S::STAGE_BYTES, token, tile.kv_end);
+            sink.block(p, w, w.ring + (uint32_t)stage * S::STAGE_BYTES, token, tile.kv_end);
             __syncwarp();
             token += step;
             if (token < tile.kv_end) {
                 consumed++;
+                stage = stage + 1 == p.stages ? 0 : stage + 1;
                 continue;
             }
         }
 
         /* The tile's result, by way of the stage that was emptied last. */
-        hand_over<D, N, BF16>(w, x, sink, consumed % STAGES, any);
+        hand_over<D, N, BF16>(w, x, sink, stage, any);
         head_barrier(w);
         write_tile<D, N, BF16>(p, w, x, tile);
         head_barrier(w);
@@ -405,7 +409,10 @@ EKV_DEVICE void decode(const ekv_kernel_params &p)
             __syncthreads(); /* keeps the warps within the rings of tiles */
         if (p.stamps && threadIdx.x == 0)
             ekv_stamp_write(p.stamps, stamped, stamped, 1, start_ns);
-        consumed += any;
+        if (any) {
+            consumed++;
+            stage = stage + 1 == p.stages ? 0 : stage + 1;
+        }
         in_tile = false;
         n++;
     }

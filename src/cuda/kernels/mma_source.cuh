@@ -9,7 +9,6 @@
 namespace mma
 {
 
-enum { STAGES = EKV_MMA_STAGES };
 enum { END = -1, UNKNOWN = -2 };
 
 /* D: head_dim.  N: rows of Q, 8 or 16. */
@@ -194,10 +193,11 @@ struct producer {
     int32_t page, in_page; /* of the lane's token of that block (aligned: of its group of 16) */
     int32_t next;          /* in the sequence: the tile after this one */
     int32_t issued;        /* stages, all told */
+    int32_t stage;         /* of the ring, to be filled next */
 
     EKV_MEMBER void start()
     {
-        token = end = next = issued = 0;
+        token = end = next = issued = stage = 0;
         page = in_page = 0;
         k = v = 0;
         pages = 0;
@@ -239,7 +239,7 @@ struct producer {
     EKV_MEMBER void copy_rows(const place &w, int i, const uint16_t *k_row, const uint16_t *v_row) const
     {
         const int chunk = w.lane % S::CHUNKS, row = w.lane / S::CHUNKS + i * S::LANE_ROWS;
-        const uint32_t k_stage = w.ring + (uint32_t)(issued % STAGES) * S::STAGE_BYTES;
+        const uint32_t k_stage = w.ring + (uint32_t)stage * S::STAGE_BYTES;
         const bool valid = token + row < end;
         ekv_copy16(swizzled<D>(k_stage, row, chunk), valid ? k_row : k, valid);
         ekv_copy16(swizzled<D>(k_stage + S::K_BYTES, row, chunk), valid ? v_row : v, valid);
@@ -277,17 +277,18 @@ struct producer {
     EKV_MEMBER bool issue(const ekv_kernel_params &p, const place &w, scout &ahead, int32_t consumed_tiles,
                           int32_t consumed)
     {
-        if (token < end && issued - consumed < STAGES) {
+        if (token < end && issued - consumed < p.stages) {
             copy_block(p, w);
             issued++;
+            stage = stage + 1 == p.stages ? 0 : stage + 1;
             token += w.members * S::TOKENS;
         }
         if (token >= end)
             advance(p, w, ahead, consumed_tiles);
         if (token < end)
             look_up(p, w);
-        ahead.step(p, w, next, end - token, 2 * STAGES * w.members * S::TOKENS);
-        return token < end && issued - consumed < STAGES;
+        ahead.step(p, w, next, end - token, 2 * p.stages * w.members * S::TOKENS);
+        return token < end && issued - consumed < p.stages;
     }
 };
 

@@ -82,6 +82,7 @@ typedef struct ekv_kernel_params {
     int32_t block_m;           /* rows of an m_block */
     int32_t tile_heads;        /* heads a tile, the same for all */
     int32_t merge_heads;       /* heads a merge, the same for all */
+    int32_t stages;            /* mma: of a warp's ring, 2 or 3 */
     int32_t warps_per_head;    /* mma: warps that share a head's tokens */
     int32_t pages_aligned;     /* 1: 16 | page_size and every tile begins at a multiple of 16 */
 } ekv_kernel_params;
