@@ -61,10 +61,13 @@ static void print_program(const cli_text *csv, const char *path, cli_text *progr
     list_column(csv, 1, &dists);
     list_column(csv, 0, &planners);
     cli_print(program, "$csv << END_OF_CSV\n%.*sEND_OF_CSV\ncsv = '$csv'\n", (int)csv->size, csv->data);
-    print_string(program, "out", path, strlen(path));
+    cli_text out = { 0 }; /* gnuplot takes | at the beginning for a command to pipe to, and cannot quote ' there */
+    cli_print(&out, "%s%s", path[0] == '/' ? "" : "./", path);
+    print_string(program, "out", out.data, out.size);
     print_string(program, "dists", dists.data, dists.size);
     print_string(program, "planners", planners.data, planners.size);
     cli_print(program, "thresholds = ''\nnote = ''\n%s", bench_plot_program[0].text);
+    free(out.data);
     free(dists.data);
     free(planners.data);
 }
@@ -75,8 +78,10 @@ static ekv_status feed(const cli_text *program, FILE *pipe)
     const int status = pclose(pipe);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
         return ekv_fail(EKV_ERROR_NOT_FOUND, "--plot needs gnuplot, which is not installed");
+    if (WIFSIGNALED(status))
+        return ekv_fail(EKV_ERROR_IO, "gnuplot ended by signal %d", WTERMSIG(status));
     if (!written || status)
-        return ekv_fail(EKV_ERROR_IO, "gnuplot failed with status %d", status);
+        return ekv_fail(EKV_ERROR_IO, "gnuplot failed with status %d", WEXITSTATUS(status));
     return EKV_OK;
 }
 
@@ -84,7 +89,7 @@ ekv_status bench_plot(const cli_text *csv, const char *path)
 {
     cli_text program = { 0 };
     print_program(csv, path, &program);
-    FILE *pipe = popen("exec gnuplot - 2>/dev/null", "w");
+    FILE *pipe = popen("exec gnuplot - >/dev/null 2>&1", "w");
     ekv_status status =
         pipe ? feed(&program, pipe) : ekv_fail(EKV_ERROR_SYSTEM, "cannot start gnuplot: %s", strerror(errno));
     free(program.data);

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import unittest
 
-from evenkv_cli import ROOT, CliTest
+from evenkv_cli import ROOT, TOOL, CliTest
 
 COLUMNS = ("planner,dist,batch,total_tokens,page_size,q_heads,kv_heads,head_dim,dtype,median_us,min_us,p95_us,"
            "kv_gb_per_s,share_of_read,plan_us,max_rel_err,backend,kernel,dispatch,hot,layout,flush,device,driver,"
@@ -131,6 +131,16 @@ class BenchTest(CliTest):
             subprocess.run([ROOT / "scripts" / "plot-bench", csv_path, "--out", script], check=True, timeout=60)
             with open(script, "rb") as file:
                 self.assertEqual(file.read(len(begin)), begin)
+
+    @unittest.skipUnless(shutil.which("gnuplot"), "no gnuplot")
+    def test_plot_is_a_file_whatever_its_name(self):
+        sweep = f"bench --batches 4,8 --tokens 800 {SMALL}".split()
+        names = ("|touch pwned; cat > a.svg", "'; system('touch pwned'); '.svg")
+        for name in names:
+            subprocess.run([TOOL, *sweep, "--plot", name], check=True, cwd=self.folder.name, stdout=subprocess.DEVNULL)
+        self.assertEqual(sorted(os.listdir(self.folder.name)), sorted(names))
+        result = self.tool(*sweep, "--plot", "/no-such-folder/a.svg")
+        self.check_error(result, 1, "EKV_ERROR_IO", "gnuplot failed with status 1")
 
     def test_plot_without_gnuplot(self):
         result = self.tool("bench --batches 4 --tokens 64 --plot x.svg", SMALL, environment={"PATH": self.folder.name})
