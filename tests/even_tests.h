@@ -162,7 +162,7 @@ static inline setting random_setting(ekv_rng *rng, const char *planner)
     static const int32_t blocks[] = { 1, 2, 16, 16, 24, 64, 100, 256 }; /* chunks of 1 would make millions of tiles */
     const int32_t block = blocks[strcmp(planner, "even") ? 3 + ekv_rng_below(rng, 5) : ekv_rng_below(rng, 8)];
     setting s = setting_of(planner, sms[ekv_rng_below(rng, 7)], heads[ekv_rng_below(rng, 7)], block,
-                           (int32_t)ekv_rng_below(rng, block + 1));
+                           (int32_t)ekv_rng_below(rng, 4 * block + 1));
     if (ekv_rng_below(rng, 3) == 0)
         s.options.request_cost = 0;
     if (ekv_rng_below(rng, 3) == 0)

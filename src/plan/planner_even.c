@@ -92,7 +92,6 @@ static ekv_status even_capacity(ekv_plan *plan, ekv_plan_capacity *capacity)
     if (!options->block_tokens) /* whole pages, where a page is a sensible block of an attention kernel */
         options->block_tokens = plan->batch.page_size >= 16 && plan->batch.page_size <= 64 ? plan->batch.page_size : 16;
     ekv_even_resolve(plan);
-    options->request_cost = (int32_t)ekv_min(options->request_cost, options->block_tokens);
     plan->block_tokens = plan->cut_tokens = options->block_tokens;
     plan->request_cost = options->request_cost;
 
