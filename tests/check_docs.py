@@ -8,7 +8,7 @@
   ```c     compiles after #include <evenkv/evenkv.h>, as it stands or as the body of a function that has the
            variables of FRAGMENT below;
   ```json  parses, as one value or as one a line;
-  links to files lead somewhere; and the README's table is that of data/h200-systems.csv.
+  links to files lead somewhere; and the README's tables are those of the measurements in MEASURED.
 `<!-- not run: REASON -->` (or not compiled, not parsed) on the line before a block exempts it."""
 
 import argparse
@@ -24,6 +24,10 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXEMPT = re.compile(r"<!-- not (run|compiled|parsed): \S.*-->")
+MEASURED = {  # of a README table by its first heading: the CSVs, and their column of names
+    "system, us": (["data/h200-systems.csv"], "system"),
+    "planner, us": (["bench/results/h200-2026-11-30/mma.csv", "bench/results/h200-2026-11-30/simt.csv"], "planner"),
+}
 OUTPUT = "<!-- output -->"
 OUTPUT_NUMBERS_VARY = "<!-- output, numbers vary -->"
 BLOCK_SECONDS = 120
@@ -129,18 +133,25 @@ def check_links(path):
             yield f"{path.relative_to(ROOT)}: link to {match[1]}, which does not exist"
 
 
+def measured_times(paths, name):
+    times = {}
+    for path in paths:
+        with open(ROOT / path, newline="") as file:
+            times.update({(row[name], row["dist"], int(row["batch"])): float(row["median_us"])
+                          for row in csv.DictReader(file) if row["total_tokens"] == "524288"})
+    return times
+
+
 def check_table():
     """README rows `| system (`name`) | time | ... |` under a header of `distribution, B=batch` cells."""
-    with open(ROOT / "data/h200-systems.csv", newline="") as file:
-        times = {(row["system"], row["dist"], int(row["batch"])): float(row["median_us"])
-                 for row in csv.DictReader(file) if row["total_tokens"] == "524288"}
-    columns, cells = [], 0
+    columns, cells, times = [], 0, {}
     for line in (ROOT / "README.md").read_text().splitlines():
         fields = [field.strip() for field in line.strip("|").split("|")]
         heads = [re.fullmatch(r"(\w+), B=(\d+)", field) for field in fields]
         system = re.search(r"\(`([\w-]+)`\)", fields[0])
         if line.startswith("|") and any(heads):
             columns = [(head[1], int(head[2])) if head else None for head in heads]
+            times = measured_times(*MEASURED[fields[0]])
         elif line.startswith("|") and system and columns:
             for column, field in zip(columns, fields):
                 if column:
