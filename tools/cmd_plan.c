@@ -247,10 +247,13 @@ static ekv_status plan_batches(cli_state *cli, const cli_workload *workload)
         }
         if (table)
             print_table_head(&cli->out);
+        bool taken = false;
         for (int32_t p = 0; p < workload->num_planners; p++) {
             ekv_status status = plan_one(cli, workload, &batch, workload->planners[p]);
-            if (status && !cli_skip_planner(workload, workload->planners[p], status))
+            const bool nobody = !taken && p + 1 == workload->num_planners; /* leaving this one out too leaves none */
+            if (status && (nobody || !cli_skip_planner(workload, workload->planners[p], status)))
                 return status;
+            taken |= !status;
         }
     }
     if (table)

@@ -128,6 +128,13 @@ class PlanTest(CliTest):
         self.refuse(1, "EKV_ERROR_UNSUPPORTED", "--resident-ctas",
                   "plan --planner flashinfer-cuda-core --kv-lens 5 --q-heads 24 --kv-heads 4")
 
+    def test_a_batch_that_no_planner_takes_is_an_error(self):
+        path = self.file("lens", ",".join(["2147483647"] * 600) + "\n")
+        for command in ("plan", "plan --json"):
+            result = self.tool(f"{command} --planner all --kv-lens @{path}")
+            self.assertEqual((result.returncode, result.stdout), (1, ""))
+            self.assertRegex(result.stderr, r"\nevenkv: the sum of kv_len .*1099511627776 \(EKV_ERROR_OVERFLOW\)\n\Z")
+
     def test_output_file(self):
         path = self.file("plan.json", "")
         self.assertEqual(self.succeed(f"plan --kv-lens 5 --json --output {path}"), "")
