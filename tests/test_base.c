@@ -59,6 +59,28 @@ static void statuses_have_names_and_texts(void **state)
     assert_string_equal(ekv_last_error(), "again: value 7");
 }
 
+/* A result of three members to callers that know two, three and four of them. */
+static void results_go_to_structs_of_any_version(void **state)
+{
+    (void)state;
+    const size_t result[] = { 3 * sizeof(size_t), 5, 6 }, word = sizeof(size_t);
+    size_t older[] = { 2 * word, 71, 72 }, same[] = { 3 * word, 71, 72, 73 }, newer[] = { 4 * word, 71, 72, 73, 74 };
+    assert_int_equal(ekv_struct_write(older, result, sizeof result, 2 * word, "s"), EKV_OK);
+    assert_memory_equal(older, ((size_t[]){ 2 * word, 5, 72 }), sizeof older);
+    assert_int_equal(ekv_struct_write(same, result, sizeof result, 2 * word, "s"), EKV_OK);
+    assert_memory_equal(same, ((size_t[]){ 3 * word, 5, 6, 73 }), sizeof same);
+    assert_int_equal(ekv_struct_write(newer, result, sizeof result, 2 * word, "s"), EKV_OK);
+    assert_memory_equal(newer, ((size_t[]){ 4 * word, 5, 6, 0, 74 }), sizeof newer);
+
+    size_t refused[] = { 2 * word - 1, 71, 72 }; /* the smallest allowed is 2 words */
+    assert_int_equal(ekv_struct_write(refused, result, sizeof result, 2 * word, "s"), EKV_ERROR_INVALID_ARGUMENT);
+    refused[0] = SIZE_MAX;
+    assert_int_equal(ekv_struct_write(refused, result, sizeof result, 2 * word, "s"), EKV_ERROR_INVALID_ARGUMENT);
+    assert_true(refused[1] == 71 && refused[2] == 72);
+    assert_int_equal(ekv_struct_write(NULL, result, sizeof result, 2 * word, "s"), EKV_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(ekv_last_error(), "s is NULL");
+}
+
 static void contexts_refuse_bad_options(void **state)
 {
     (void)state;
@@ -106,9 +128,9 @@ static void pool_runs_each_thread_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_half_survives_a_round_trip), cmocka_unit_test(f16_rounds_to_nearest_even),
-        cmocka_unit_test(statuses_have_names_and_texts),    cmocka_unit_test(contexts_refuse_bad_options),
-        cmocka_unit_test(pool_runs_each_thread_once),
+        cmocka_unit_test(every_half_survives_a_round_trip),     cmocka_unit_test(f16_rounds_to_nearest_even),
+        cmocka_unit_test(statuses_have_names_and_texts),        cmocka_unit_test(contexts_refuse_bad_options),
+        cmocka_unit_test(results_go_to_structs_of_any_version), cmocka_unit_test(pool_runs_each_thread_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -153,6 +153,26 @@ static void a_valid_text_gives_all_members(void **state)
     assert_memory_equal(&crlf, &d, sizeof d);
 }
 
+/* A newer program gets 0 for what this library does not know, and may plan with it. */
+static void a_newer_struct_is_filled(void **state)
+{
+    (void)state;
+    struct newer_device {
+        ekv_device device;
+        int64_t newer, beyond;
+    } d = { EKV_DEVICE_INIT, 77, 78 };
+    const size_t size = d.device.struct_size = offsetof(struct newer_device, beyond);
+    assert_int_equal(ekv_device_find("h200", &d.device), EKV_OK);
+    assert_int_equal(d.device.struct_size, size);
+    assert_int_equal(d.device.num_sms, 132);
+    assert_int_equal(d.device.projected, 0);
+    assert_true(d.newer == 0 && d.beyond == 78);
+    d.newer = 77;
+    assert_int_equal(ekv_device_parse(valid, sizeof valid - 1, "f.device", &d.device), EKV_OK);
+    assert_int_equal(d.device.num_sms, 16);
+    assert_true(d.newer == 0 && d.beyond == 78);
+}
+
 static void bad_lines_are_named_with_their_number(void **state)
 {
     (void)state;
@@ -219,6 +239,7 @@ int main(void)
         cmocka_unit_test(models_have_the_published_figures),
         cmocka_unit_test(the_cpu_has_the_threads_of_a_default_context),
         cmocka_unit_test(a_valid_text_gives_all_members),
+        cmocka_unit_test(a_newer_struct_is_filled),
         cmocka_unit_test(bad_lines_are_named_with_their_number),
         cmocka_unit_test(what_is_no_device_text_is_refused),
         cmocka_unit_test(bad_arguments_are_refused),

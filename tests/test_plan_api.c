@@ -371,7 +371,18 @@ static void info_describes_the_plan(void **state)
     old.num_tiles = 77;
     expect(ekv_plan_info_get(plan, &old), INVALID, "info", "ekv_plan_info.struct_size is");
     assert_int_equal(old.num_tiles, 77);
-    expect(ekv_plan_info_get(plan, NULL), INVALID, "info", "info is NULL");
+    expect(ekv_plan_info_get(plan, NULL), INVALID, "info", "ekv_plan_info is NULL");
+
+    /* A newer program gets 0 for what this library does not know. */
+    struct later_info {
+        ekv_plan_info info;
+        int64_t newer, beyond;
+    } later = { EKV_PLAN_INFO_INIT, 77, 78 };
+    later.info.struct_size = offsetof(struct later_info, beyond);
+    assert_int_equal(ekv_plan_info_get(plan, &later.info), EKV_OK);
+    assert_int_equal(later.info.struct_size, offsetof(struct later_info, beyond));
+    assert_int_equal(later.info.total_tokens, 5716);
+    assert_true(later.newer == 0 && later.beyond == 78);
     expect(ekv_plan_info_get(NULL, &info), INVALID, "info", "plan is NULL");
     ekv_plan_free(plan);
 }

@@ -23,6 +23,8 @@
  *             can capture it.  On the CPU it returns when the result is there.
  *  Structs    Start one with its EKV_..._INIT.  Its first member is its size; members are added at the end
  *             only, and a program built against an older header gets the defaults for the newer members.
+ *             Built against a newer header, it may not set members that the library lacks and finds them 0 in
+ *             what the library fills in.
  *
  * Units: lengths and positions are KV tokens, strides are elements, sizes are bytes unless a name says more.
  */

@@ -26,5 +26,8 @@ ekv_status ekv_device_detect(ekv_context *context, ekv_device *device)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s is NULL", context ? "device" : "context");
     const ekv_backend_ops *ops;
     ekv_status status = ekv_backend_find(context, context->cuda ? EKV_BACKEND_CUDA : EKV_BACKEND_CPU, &ops);
-    return status ? status : ops->detect(context, device);
+    ekv_device found = EKV_DEVICE_INIT;
+    if (status || (status = ops->detect(context, &found)))
+        return status;
+    return ekv_struct_write(device, &found, sizeof found, sizeof found, "ekv_device");
 }

@@ -54,15 +54,24 @@ const char *ekv_status_text(ekv_status status)
     return "not a status of this version";
 }
 
+/* *given: the struct_size that a caller's struct starts with. */
+static ekv_status read_struct_size(const void *source, size_t smallest, const char *name, size_t *given)
+{
+    memcpy(given, source, sizeof *given);
+    if (*given < smallest || *given > 65536)
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s.struct_size is %zu; start the struct with its _INIT", name,
+                        *given);
+    return EKV_OK;
+}
+
 ekv_status ekv_struct_read(void *target, size_t size, const void *source, size_t smallest, const char *name)
 {
     if (!source)
         return EKV_OK;
     size_t given;
-    memcpy(&given, source, sizeof given);
-    if (given < smallest || given > 65536)
-        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s.struct_size is %zu; start the struct with its _INIT", name,
-                        given);
+    ekv_status status = read_struct_size(source, smallest, name, &given);
+    if (status)
+        return status;
     const unsigned char *bytes = source;
     for (size_t i = size; i < given; i++)
         if (bytes[i])
@@ -70,5 +79,19 @@ ekv_status ekv_struct_read(void *target, size_t size, const void *source, size_t
                             ekv_version_string());
     memcpy(target, source, given < size ? given : size);
     memcpy(target, &size, sizeof size);
+    return EKV_OK;
+}
+
+ekv_status ekv_struct_write(void *target, const void *source, size_t size, size_t smallest, const char *name)
+{
+    if (!target)
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s is NULL", name);
+    size_t given;
+    ekv_status status = read_struct_size(target, smallest, name, &given);
+    if (status)
+        return status;
+    memset(target, 0, given);
+    memcpy(target, source, given < size ? given : size);
+    memcpy(target, &given, sizeof given);
     return EKV_OK;
 }

@@ -184,25 +184,13 @@ static ekv_status resolve_sms(parser *p)
     return ekv_default_threads(&p->device.num_sms);
 }
 
-static ekv_status check_device_struct(const ekv_device *device)
-{
-    if (!device)
-        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "device is NULL");
-    if (device->struct_size != sizeof *device)
-        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "ekv_device.struct_size is %zu; start it with its _INIT",
-                        device->struct_size);
-    return EKV_OK;
-}
-
 ekv_status ekv_device_parse(const char *text, size_t size, const char *origin, ekv_device *device)
 {
-    ekv_status status = check_device_struct(device);
-    if (status)
-        return status;
     if (!text || !origin)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s is NULL", text ? "origin" : "text");
     parser p = { .origin = origin, .line = 1, .device = EKV_DEVICE_INIT };
     span rest = { text, size };
+    ekv_status status;
     while (rest.size) {
         if (p.line == INT_MAX)
             return ekv_fail(EKV_ERROR_PARSE, "%s has more than %d lines", origin, INT_MAX);
@@ -215,8 +203,7 @@ ekv_status ekv_device_parse(const char *text, size_t size, const char *origin, e
     }
     if ((status = check_all_seen(&p)) || (status = resolve_sms(&p)))
         return status;
-    *device = p.device;
-    return EKV_OK;
+    return ekv_struct_write(device, &p.device, sizeof p.device, sizeof p.device, "ekv_device");
 }
 
 /* ---- Built-in models --------------------------------------------------------------------------------- */
@@ -240,9 +227,6 @@ const char *ekv_device_text(const char *name)
 
 ekv_status ekv_device_find(const char *name, ekv_device *device)
 {
-    ekv_status status = check_device_struct(device);
-    if (status)
-        return status;
     if (!name)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "name is NULL");
     const char *text = ekv_device_text(name);

@@ -326,37 +326,34 @@ void ekv_plan_free(ekv_plan *plan)
 
 ekv_status ekv_plan_info_get(ekv_plan *plan, ekv_plan_info *info)
 {
-    if (!plan || !info)
-        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s is NULL", plan ? "info" : "plan");
-    if (info->struct_size != sizeof *info)
-        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "ekv_plan_info.struct_size is %zu; start it with its _INIT",
-                        info->struct_size);
+    if (!plan)
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "plan is NULL");
     ekv_imbalance load = ekv_plan_imbalance(plan);
     int64_t total = 0;
     for (int32_t b = 0; b < plan->batch.batch_size; b++)
         total += plan->kv_len[b];
-    *info = (ekv_plan_info){ .struct_size = sizeof *info,
-                             .planner = plan->planner->name,
-                             .dispatch = plan->dispatch,
-                             .grid = { plan->grid[0], plan->grid[1], plan->grid[2] },
-                             .num_ctas = ekv_plan_num_ctas(plan),
-                             .resident_ctas = plan->resident_ctas,
-                             .split_kv = plan->split_kv,
-                             .num_work_items = plan->num_work_items,
-                             .num_tiles = plan->num_tiles,
-                             .num_partial_slots = plan->num_slots,
-                             .kv_chunk_tokens = plan->kv_chunk_tokens,
-                             .num_splits_bound = plan->num_splits_bound,
-                             .batch_size = plan->batch.batch_size,
-                             .num_splits = plan->num_splits,
-                             .batch_order = plan->batch_order,
-                             .total_tokens = total,
-                             .max_cta_tokens = load.max_tokens,
-                             .mean_cta_tokens = load.mean_tokens,
-                             .imbalance = load.mean_tokens > 0 ? (double)load.max_tokens / load.mean_tokens : 1.0,
-                             .num_warnings = plan->num_warnings,
-                             .warnings = plan->warning_list };
-    return EKV_OK;
+    const ekv_plan_info found = { .struct_size = sizeof found,
+                                  .planner = plan->planner->name,
+                                  .dispatch = plan->dispatch,
+                                  .grid = { plan->grid[0], plan->grid[1], plan->grid[2] },
+                                  .num_ctas = ekv_plan_num_ctas(plan),
+                                  .resident_ctas = plan->resident_ctas,
+                                  .split_kv = plan->split_kv,
+                                  .num_work_items = plan->num_work_items,
+                                  .num_tiles = plan->num_tiles,
+                                  .num_partial_slots = plan->num_slots,
+                                  .kv_chunk_tokens = plan->kv_chunk_tokens,
+                                  .num_splits_bound = plan->num_splits_bound,
+                                  .batch_size = plan->batch.batch_size,
+                                  .num_splits = plan->num_splits,
+                                  .batch_order = plan->batch_order,
+                                  .total_tokens = total,
+                                  .max_cta_tokens = load.max_tokens,
+                                  .mean_cta_tokens = load.mean_tokens,
+                                  .imbalance = load.mean_tokens > 0 ? (double)load.max_tokens / load.mean_tokens : 1.0,
+                                  .num_warnings = plan->num_warnings,
+                                  .warnings = plan->warning_list };
+    return ekv_struct_write(info, &found, sizeof found, sizeof found, "ekv_plan_info");
 }
 
 ekv_status ekv_plan_tile_get(const ekv_plan *plan, int64_t index, ekv_tile *tile)
