@@ -55,6 +55,27 @@ static void invariant_capacity_is_enforced(void **state)
     assert_int_equal(try_create(&s, (int32_t[]){ 1000 }, 1, &plan), EKV_ERROR_CAPACITY);
     s.options.max_total_tokens = INT64_MAX;
     assert_int_equal(try_create(&s, (int32_t[]){ 1000 }, 1, &plan), EKV_ERROR_OVERFLOW);
+    assert_non_null(strstr(ekv_last_error(), "max_total_tokens is 9223372036854775807"));
+    assert_null(plan);
+}
+
+/* 60,000 heads: (2^30 - 1) / 60,000 = 17,895 partial chunks are supported.  Twice the batch of 10,000 chunks would pass
+ * that, twice one of 20,000 and that batch itself too. */
+static void invariant_default_room_ends_at_what_is_supported(void **state)
+{
+    (void)state;
+    setting s = setting_of("even-invariant", 4, 60000, 16, 0);
+    s.options.heads_per_tile = 60000;
+    ekv_plan *plan = create_checked(&s, (int32_t[]){ 10000 * 16 }, 1);
+    assert_int_equal(plan->num_tiles, 10000);
+    assert_int_equal(ekv_plan_update(plan, (int32_t[]){ 17895 * 16 }, 1), EKV_OK);
+    assert_int_equal(ekv_plan_check(plan), EKV_OK);
+    assert_int_equal(ekv_plan_update(plan, (int32_t[]){ 17896 * 16 }, 1), EKV_ERROR_CAPACITY);
+    ekv_plan_free(plan);
+
+    plan = NULL;
+    assert_int_equal(try_create(&s, (int32_t[]){ 20000 * 16 }, 1, &plan), EKV_ERROR_OVERFLOW);
+    assert_non_null(strstr(ekv_last_error(), "1200000000 partial results; at most 1073741823 are supported"));
     assert_null(plan);
 }
 
@@ -143,6 +164,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(invariant_chunks_by_hand),
         cmocka_unit_test(invariant_capacity_is_enforced),
+        cmocka_unit_test(invariant_default_room_ends_at_what_is_supported),
         cmocka_unit_test(invariant_is_balanced),
         cmocka_unit_test(invariant_walk_is_the_pure_function),
         cmocka_unit_test(invariant_cuts_depend_on_the_request_alone),

@@ -211,7 +211,7 @@ typedef struct ekv_plan_options {
     int32_t request_cost;   /* even, even-invariant: tokens that a request costs beyond its own; -1: the device's */
     int32_t chunk_tokens;   /* even-invariant: cuts fall on multiples of this; 0: 1024 */
     ekv_dispatch dispatch;  /* run the planner's tiles under another dispatch */
-    int64_t max_total_tokens; /* even-invariant: room for updates; 0: twice the batch's */
+    int64_t max_total_tokens; /* even-invariant: room for updates; 0: twice the batch's, or what fits */
     int32_t on_device;        /* 1: plan on the GPU, from lengths that live there; needs cuda = 1; see below */
     int32_t cuda;             /* 1: for the CUDA backend too: copies of the plan on the device and in pinned memory */
 } ekv_plan_options;

@@ -211,7 +211,7 @@ static void lay_out(ekv_arena *arena, ekv_plan *p, int32_t batch_size, const ekv
 
 static ekv_status check_capacity(const ekv_plan *plan, const ekv_plan_capacity *capacity)
 {
-    const int64_t largest = INT32_MAX / 2;
+    const int64_t largest = EKV_PLAN_MAX_RECORDS;
     if (capacity->tiles > largest || capacity->slots > largest || capacity->merges > largest)
         return ekv_fail(EKV_ERROR_OVERFLOW,
                         "planner %s may make %" PRId64 " tiles and %" PRId64 " partial results; at most %" PRId64

@@ -43,6 +43,7 @@ typedef struct ekv_planner {
 } ekv_planner;
 
 enum { EKV_PLAN_MAX_WARNINGS = 4, EKV_PLAN_WARNING_SIZE = 192 };
+enum { EKV_PLAN_MAX_RECORDS = INT32_MAX / 2 }; /* the most tiles, partial slots or merges that a capacity may have */
 
 struct ekv_plan {
     ekv_context *context;

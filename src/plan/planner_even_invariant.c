@@ -13,21 +13,53 @@
  * with chunks of 256 tokens. */
 enum { CHUNK_TOKENS = 1024 };
 
-/* Room, of one head group, for the chunks that are partial.  A request of length L > S has ceil(L / S) <=
+/* Of lengths: their sum and the chunks, of one head group, that are partial. */
+typedef struct demand {
+    int64_t tokens, partial;
+} demand;
+
+static demand demand_of(const int32_t *kv_len, int32_t batch_size, int32_t chunk_tokens)
+{
+    demand d = { 0, 0 };
+    for (int32_t b = 0; b < batch_size; b++) {
+        const int32_t chunks = ekv_even_num_chunks(kv_len[b], chunk_tokens);
+        d.tokens += kv_len[b];
+        d.partial += chunks > 1 ? chunks : 0;
+    }
+    return d;
+}
+
+/* Partial chunks, of one head group, of any lengths of this sum.  A request of length L > S has ceil(L / S) <=
  * floor((L - 1) / S) + 1 of them and there are at most total / S such requests: together at most
  * total / S + min(total / S, batch_size). */
-static int64_t partial_capacity(const ekv_plan *plan)
+static int64_t partial_bound(const ekv_plan *plan, int64_t total)
 {
     const int64_t largest = (int64_t)1 << 40; /* the largest sum of lengths that a plan accepts */
-    int64_t total = plan->options.max_total_tokens;
-    if (!total) {
-        for (int32_t b = 0; b < plan->batch.batch_size; b++)
-            total += plan->batch.kv_len[b];
-        if (!plan->options.on_device) /* else the lengths are upper bounds already */
-            total *= 2;
-    }
     const int64_t chunks = ekv_min(total, largest) / plan->options.chunk_tokens;
     return chunks + ekv_min(chunks, plan->batch.batch_size);
+}
+
+/* Room for partial chunks of one head group: for max_total_tokens, or else for twice the batch as far as that is
+ * supported. */
+static ekv_status partial_room(const ekv_plan *plan, int64_t groups, int64_t *room)
+{
+    const int64_t given = plan->options.max_total_tokens;
+    const int64_t supported =
+        ekv_min(EKV_PLAN_MAX_RECORDS / plan->heads, EKV_PLAN_MAX_RECORDS / groups - plan->batch.batch_size);
+    if (given) {
+        *room = partial_bound(plan, given);
+        if (*room > supported)
+            return ekv_fail(EKV_ERROR_OVERFLOW,
+                            "max_total_tokens is %" PRId64 ", up to %" PRId64 " partial chunks of %d tokens; of %d "
+                            "heads and %d requests at most %" PRId64 " are supported",
+                            given, *room, plan->options.chunk_tokens, plan->heads, plan->batch.batch_size,
+                            ekv_max(supported, 0));
+        return EKV_OK;
+    }
+    const demand own = demand_of(plan->batch.kv_len, plan->batch.batch_size, plan->options.chunk_tokens);
+    const int32_t factor = plan->options.on_device ? 1 : 2; /* on the device lengths are upper bounds already */
+    *room = ekv_max(own.partial, ekv_min(partial_bound(plan, factor * own.tokens), supported));
+    return EKV_OK;
 }
 
 static ekv_status even_invariant_capacity(ekv_plan *plan, ekv_plan_capacity *capacity)
@@ -37,7 +69,11 @@ static ekv_status even_invariant_capacity(ekv_plan *plan, ekv_plan_capacity *cap
     ekv_even_resolve(plan);
     plan->block_tokens = plan->cut_tokens = plan->options.chunk_tokens;
 
-    const int64_t groups = plan->heads / plan->options.heads_per_tile, partial = partial_capacity(plan);
+    const int64_t groups = plan->heads / plan->options.heads_per_tile;
+    int64_t partial;
+    ekv_status status = partial_room(plan, groups, &partial);
+    if (status)
+        return status;
     capacity->tiles = (partial + plan->batch.batch_size) * groups;
     capacity->merges = ekv_min(partial / 2, plan->batch.batch_size) * groups;
     capacity->slots = partial * plan->heads;
@@ -48,19 +84,14 @@ static ekv_status even_invariant_capacity(ekv_plan *plan, ekv_plan_capacity *cap
 
 static ekv_status even_invariant_fits(const ekv_plan *plan, const int32_t *kv_len, int32_t batch_size)
 {
-    int64_t tokens = 0, partial = 0;
-    for (int32_t b = 0; b < batch_size; b++) {
-        const int32_t chunks = ekv_even_num_chunks(kv_len[b], plan->block_tokens);
-        tokens += kv_len[b];
-        partial += chunks > 1 ? chunks : 0;
-    }
+    const demand d = demand_of(kv_len, batch_size, plan->block_tokens);
     const int64_t room = plan->capacity.slots / plan->heads;
-    if (partial > room)
+    if (d.partial > room)
         return ekv_fail(EKV_ERROR_CAPACITY,
                         "kv_len needs %" PRId64 " partial chunks of %d tokens; the plan has room for %" PRId64
                         " (max_total_tokens)",
-                        partial, plan->block_tokens, room);
-    return ekv_even_fit_line(plan, tokens + (partial + batch_size) * plan->options.request_cost);
+                        d.partial, plan->block_tokens, room);
+    return ekv_even_fit_line(plan, d.tokens + (d.partial + batch_size) * plan->options.request_cost);
 }
 
 /* Appends the chunks of a CTA, which begins at `at` and ends at `end`. */
