@@ -13,19 +13,38 @@
 static ekv_status fail_value(const cJSON *item, const char *key, const char *kind, int64_t largest)
 {
     char quoted[EKV_QUOTE_SIZE];
-    char *printed = cJSON_PrintUnformatted(item);
+    char *printed = cJSON_PrintUnformatted(item); /* of a number that passed the range of a double it makes null */
     const char *text = printed ? printed : "?";
+    if (cJSON_IsNumber(item) && isinf(item->valuedouble))
+        text = item->valuedouble > 0 ? "inf" : "-inf";
     ekv_status status = ekv_fail(EKV_ERROR_PARSE, "%s is %s; it must be a %s 0..%" PRId64, key,
                                  ekv_quote(text, strlen(text), quoted), kind, largest);
     cJSON_free(printed);
     return status;
 }
 
+/* The object's only member of that name. */
+static ekv_status find_member(const cJSON *object, const char *key, const cJSON **member)
+{
+    const cJSON *item, *found = NULL;
+    cJSON_ArrayForEach(item, object)
+    {
+        if (strcmp(item->string, key) != 0)
+            continue;
+        if (found)
+            return ekv_fail(EKV_ERROR_PARSE, "the row has %s twice", key);
+        found = item;
+    }
+    *member = found;
+    return found ? EKV_OK : ekv_fail(EKV_ERROR_PARSE, "the row has no %s", key);
+}
+
 static ekv_status read_number(const cJSON *object, const char *key, bool whole, int64_t largest, double *value)
 {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    if (!item)
-        return ekv_fail(EKV_ERROR_PARSE, "the row has no %s", key);
+    const cJSON *item;
+    ekv_status status = find_member(object, key, &item);
+    if (status)
+        return status;
     const double number = item->valuedouble;
     if (!cJSON_IsNumber(item) || !(number >= 0 && number <= (double)largest) || (whole && number != floor(number)))
         return fail_value(item, key, whole ? "whole number" : "number", largest);
