@@ -151,6 +151,28 @@ static void a_valid_text_gives_all_members(void **state)
     ekv_device crlf = EKV_DEVICE_INIT;
     assert_int_equal(ekv_device_parse(text, size - 1, "crlf.device", &crlf), EKV_OK);
     assert_memory_equal(&crlf, &d, sizeof d);
+
+    /* The same after a byte order mark, which some editors write. */
+    snprintf(text, sizeof text, "\xEF\xBB\xBF%s", valid);
+    ekv_device marked = EKV_DEVICE_INIT;
+    assert_int_equal(ekv_device_parse(text, strlen(text), "marked.device", &marked), EKV_OK);
+    assert_memory_equal(&marked, &d, sizeof d);
+}
+
+static void a_long_origin_does_not_hide_what_is_wrong(void **state)
+{
+    (void)state;
+    char origin[1000];
+    memset(origin, 'o', sizeof origin);
+    strcpy(origin + 600, "/f.device");
+    static const char *const texts[] = { "num_sms = 0\n", "name = a b\n", "x = 1\n", "x\n", "\n" };
+    static const char *const parts[] = { "1..65536", "without spaces", "not a key", "not `key", "projected" };
+    for (int i = 0; i < 5; i++) {
+        ekv_device d = EKV_DEVICE_INIT;
+        assert_int_equal(ekv_device_parse(texts[i], strlen(texts[i]), origin, &d), EKV_ERROR_PARSE);
+        assert_non_null(strstr(ekv_last_error(), "o/f.device:1: "));
+        assert_non_null(strstr(ekv_last_error(), parts[i]));
+    }
 }
 
 /* A newer program gets 0 for what this library does not know, and may plan with it. */
@@ -239,6 +261,7 @@ int main(void)
         cmocka_unit_test(models_have_the_published_figures),
         cmocka_unit_test(the_cpu_has_the_threads_of_a_default_context),
         cmocka_unit_test(a_valid_text_gives_all_members),
+        cmocka_unit_test(a_long_origin_does_not_hide_what_is_wrong),
         cmocka_unit_test(a_newer_struct_is_filled),
         cmocka_unit_test(bad_lines_are_named_with_their_number),
         cmocka_unit_test(what_is_no_device_text_is_refused),

@@ -171,12 +171,28 @@ static void foreign_bytes_are_quoted_printably(void **state)
     assert_string_equal(ekv_quote("", 0, quoted), "");
 }
 
+static void long_paths_keep_their_end(void **state)
+{
+    (void)state;
+    char shown[EKV_PATH_SIZE], path[1000];
+    assert_string_equal(ekv_show_path("", shown), "");
+    for (size_t size = 190; size < sizeof path; size++) {
+        memset(path, 'a', size);
+        memcpy(path + size - 4, "/end", 5);
+        ekv_show_path(path, shown);
+        assert_int_equal(strlen(shown), size < EKV_PATH_SIZE ? size : EKV_PATH_SIZE - 1);
+        assert_int_equal(strncmp(shown, "...", 3) == 0, size >= EKV_PATH_SIZE);
+        assert_string_equal(shown + strlen(shown) - 4, "/end");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(integers_are_whole_and_exact),   cmocka_unit_test(a_number_ends_where_its_size_says),
         cmocka_unit_test(ranges_are_inclusive_and_named), cmocka_unit_test(doubles_are_plain_and_finite),
         cmocka_unit_test(a_comma_locale_changes_nothing), cmocka_unit_test(foreign_bytes_are_quoted_printably),
+        cmocka_unit_test(long_paths_keep_their_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -240,7 +240,13 @@ static const struct {
     { M, "{\"timestamp\": 6, \"input_length\": \"10\", \"output_length\": 4}\n", "input_length is \"10\"" },
     { M, "{\"timestamp\": 6, \"input_length\": null, \"output_length\": 4}\n", "input_length is null" },
     { M, "{\"timestamp\": -6, \"input_length\": 10, \"output_length\": 4}\n", "timestamp is -6" },
-    { M, "{\"timestamp\": 1e999, \"input_length\": 10, \"output_length\": 4}\n", "timestamp is" },
+    { M, "{\"timestamp\": 1e999, \"input_length\": 10, \"output_length\": 4}\n",
+      "timestamp is inf; it must be a number" },
+    { M, "{\"timestamp\": 6, \"input_length\": -1e400, \"output_length\": 4}\n", "input_length is -inf; it must be" },
+    { M, "{\"timestamp\": 6, \"input_length\": 10, \"output_length\": 4, \"input_length\": 10}\n",
+      "the row has input_length twice" },
+    { M, "{\"timestamp\": 6, \"timestamp\": null, \"input_length\": 10, \"output_length\": 4}\n",
+      "the row has timestamp twice" },
     { M, "{\"timestamp\": [6], \"input_length\": 10, \"output_length\": 4}\n", "timestamp is [6]" },
     { M, "[1, 2, 3]\n", "'[1, 2, 3]' is no JSON object" },
     { M, "6,10,4\n", "'6,10,4' is no JSON object" },
@@ -298,6 +304,17 @@ static void a_file_that_cannot_be_read_says_why(void **state)
     assert_fails(ekv_trace_open(*state, "/no/such.csv", EKV_TRACE_AUTO, &trace), EKV_ERROR_NOT_FOUND,
                  "/no/such.csv: No such file or directory");
     assert_fails(ekv_trace_open(*state, "/", EKV_TRACE_AUTO, &trace), EKV_ERROR_IO, "/: Is a directory");
+    char path[3000]; /* a long name leaves room for what is wrong */
+    for (size_t i = 0; i + 6 < sizeof path; i += 6)
+        memcpy(path + i, "/a/../", 7);
+    strcpy(path + sizeof path - 30, "no-such-folder/no-such.csv");
+    assert_fails(ekv_trace_open(*state, path, EKV_TRACE_AUTO, &trace), EKV_ERROR_NOT_FOUND,
+                 "...|/no-such-folder/no-such.csv: No such file or directory");
+    FILE *file = fmemopen("x\n", 2, "r");
+    assert_non_null(file);
+    assert_fails(ekv_trace_open_file(*state, file, path, EKV_TRACE_AUTO, &trace), EKV_ERROR_PARSE,
+                 "/no-such.csv, line 1: 'x' is neither");
+    fclose(file);
     assert_null(trace);
 }
 

@@ -20,6 +20,13 @@ const char *ekv_quote(const char *text, size_t size, char quoted[EKV_QUOTE_SIZE]
     return quoted;
 }
 
+const char *ekv_show_path(const char *path, char shown[EKV_PATH_SIZE])
+{
+    const size_t size = strlen(path), largest = EKV_PATH_SIZE - sizeof "...";
+    strcpy(shown, size < EKV_PATH_SIZE ? "" : "...");
+    return strcat(shown, size < EKV_PATH_SIZE ? path : path + size - largest);
+}
+
 static bool is_digit(char c)
 {
     return c >= '0' && c <= '9';

@@ -24,4 +24,9 @@ ekv_status ekv_parse_double(const char *text, size_t size, const char *name, dou
 enum { EKV_QUOTE_SIZE = 44 };
 const char *ekv_quote(const char *text, size_t size, char quoted[EKV_QUOTE_SIZE]);
 
+/* For error texts that name a file: writes path to shown, of a long one "..." and its last 196 bytes, so that what is
+ * wrong with the file still fits behind it.  Returns shown. */
+enum { EKV_PATH_SIZE = 200 };
+const char *ekv_show_path(const char *path, char shown[EKV_PATH_SIZE]);
+
 #endif

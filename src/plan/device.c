@@ -45,7 +45,7 @@ static const device_key keys[] = {
 enum { NUM_KEYS = sizeof keys / sizeof keys[0] };
 
 typedef struct parser {
-    const char *origin;
+    char origin[EKV_PATH_SIZE];
     int line;
     bool seen[NUM_KEYS];
     bool sms_auto; /* num_sms = auto */
@@ -100,7 +100,7 @@ static ekv_status read_name(parser *p, const char *label, span value)
 
 static ekv_status read_value(parser *p, const device_key *key, span value)
 {
-    char label[400];
+    char label[EKV_PATH_SIZE + 64];
     snprintf(label, sizeof label, "%s:%d: %s", p->origin, p->line, key->name);
     void *member = (unsigned char *)&p->device + key->offset;
     switch (key->kind) {
@@ -188,12 +188,15 @@ ekv_status ekv_device_parse(const char *text, size_t size, const char *origin, e
 {
     if (!text || !origin)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s is NULL", text ? "origin" : "text");
-    parser p = { .origin = origin, .line = 1, .device = EKV_DEVICE_INIT };
+    parser p = { .line = 1, .device = EKV_DEVICE_INIT };
+    ekv_show_path(origin, p.origin);
     span rest = { text, size };
+    if (size >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) /* UTF-8 byte order mark */
+        rest = (span){ text + 3, size - 3 };
     ekv_status status;
     while (rest.size) {
         if (p.line == INT_MAX)
-            return ekv_fail(EKV_ERROR_PARSE, "%s has more than %d lines", origin, INT_MAX);
+            return ekv_fail(EKV_ERROR_PARSE, "%s has more than %d lines", p.origin, INT_MAX);
         span line = until(rest, '\n');
         if ((status = read_line(&p, line)))
             return status;

@@ -20,9 +20,10 @@ static ekv_status fail_errno(const char *name, int error)
 
 ekv_status ekv_lines_open(ekv_context *context, const char *path, ekv_lines *lines)
 {
+    char shown[EKV_PATH_SIZE];
     FILE *file = fopen(path, "rb");
     if (!file)
-        return fail_errno(path, errno);
+        return fail_errno(ekv_show_path(path, shown), errno);
     ekv_lines_attach(context, file, path, lines);
     lines->owns_file = true;
     return EKV_OK;
@@ -30,7 +31,8 @@ ekv_status ekv_lines_open(ekv_context *context, const char *path, ekv_lines *lin
 
 void ekv_lines_attach(ekv_context *context, FILE *file, const char *name, ekv_lines *lines)
 {
-    *lines = (ekv_lines){ .context = context, .file = file, .name = name };
+    *lines = (ekv_lines){ .context = context, .file = file };
+    ekv_show_path(name, lines->name);
 }
 
 void ekv_lines_close(ekv_lines *lines)

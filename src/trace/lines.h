@@ -3,7 +3,7 @@
 #ifndef EVENKV_TRACE_LINES_H
 #define EVENKV_TRACE_LINES_H
 
-#include "evenkv/evenkv.h"
+#include "base/number.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -12,8 +12,8 @@ typedef struct ekv_lines {
     ekv_context *context;
     FILE *file;
     bool owns_file;
-    const char *name; /* what to call the file in errors; borrowed */
-    char *buffer;     /* unread bytes are buffer[begin, end) */
+    char name[EKV_PATH_SIZE]; /* what to call the file in errors */
+    char *buffer;             /* unread bytes are buffer[begin, end) */
     size_t capacity, begin, end;
     bool file_ended;
     int64_t line; /* number of the line given last, from 1 */
@@ -26,7 +26,7 @@ typedef struct ekv_line {
     bool cut; /* the file ends without a line end after this line */
 } ekv_line;
 
-/* Errors: NOT_FOUND, IO.  path is borrowed as the name. */
+/* Errors: NOT_FOUND, IO. */
 ekv_status ekv_lines_open(ekv_context *context, const char *path, ekv_lines *lines);
 /* For an open file, which stays the caller's. */
 void ekv_lines_attach(ekv_context *context, FILE *file, const char *name, ekv_lines *lines);

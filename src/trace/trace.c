@@ -17,7 +17,6 @@ struct ekv_trace {
     int64_t rows;   /* read so far, bad ones included */
     bool started;   /* first_ns is set */
     int64_t first_ns, last_ns;
-    char name[]; /* copy of the path */
 };
 
 static const char *const format_names[] = {
@@ -111,12 +110,10 @@ static ekv_status read_beginning(ekv_trace *trace, ekv_trace_format format)
 
 static ekv_status create(ekv_context *context, const char *name, ekv_trace **trace)
 {
-    const size_t size = strlen(name) + 1;
-    ekv_trace *created = ekv_alloc(context, sizeof *created + size);
+    ekv_trace *created = ekv_alloc(context, sizeof *created);
     if (!created)
         return ekv_fail(EKV_ERROR_OUT_OF_MEMORY, "no memory to read %s", name);
     *created = (ekv_trace){ .format = EKV_TRACE_AUTO };
-    memcpy(created->name, name, size);
     *trace = created;
     return EKV_OK;
 }
@@ -138,7 +135,7 @@ ekv_status ekv_trace_open(ekv_context *context, const char *path, ekv_trace_form
     ekv_status status = create(context, path, &created);
     if (status)
         return status;
-    if ((status = ekv_lines_open(context, created->name, &created->lines))) {
+    if ((status = ekv_lines_open(context, path, &created->lines))) {
         ekv_release(context, created);
         return status;
     }
@@ -152,7 +149,7 @@ ekv_status ekv_trace_open_file(ekv_context *context, FILE *file, const char *nam
     ekv_status status = create(context, name, &created);
     if (status)
         return status;
-    ekv_lines_attach(context, file, created->name, &created->lines);
+    ekv_lines_attach(context, file, name, &created->lines);
     return finish(created, format, trace);
 }
 
