@@ -98,10 +98,11 @@ static double against_even(const explanation *e, const planner_entry *entry)
     return entry->info.imbalance / e->even->info.imbalance;
 }
 
-/* Under a tail request left whole, one slot has this many tokens of a head. */
+/* Left whole the longest request keeps its slot clearly longer (5 %) than the mean, and it is long enough to be cut. */
 static bool tail_stands_out(const explanation *e)
 {
-    return e->even->plan && e->batch.kv_len[e->tail] > e->even->info.mean_cta_tokens;
+    const int32_t tail = e->batch.kv_len[e->tail];
+    return e->even->plan && tail > 1.05 * e->even->info.mean_cta_tokens && tail > e->even->plan->block_tokens;
 }
 
 /* ---- Text -------------------------------------------------------------------------------------------- */
@@ -125,12 +126,16 @@ static void print_tail(cli_text *text, const explanation *e)
                   "Left whole it keeps one CTA per KV head busy for %d tokens, while the mean over the %" PRId64
                   " slots (%d SMs x %d CTAs) is %.1f: %.1f times as much. Everybody waits for it unless it is split.",
                   tail, num_slots(e->even), e->even->plan->num_sms, e->even->plan->resident_ctas, mean, tail / mean);
-    else
+    else if (tail <= e->even->plan->block_tokens)
         cli_wrapf(
             text, 2,
-            "It is the longest, but even whole it is no longer than the mean of %.1f tokens per slot, so it makes "
-            "no tail.",
-            mean);
+            "It is the longest, but no longer than a block of %d tokens, which is never cut, so it makes no tail.",
+            e->even->plan->block_tokens);
+    else
+        cli_wrapf(text, 2,
+                  "It is the longest, but even whole it has only %.2f times the mean of %.1f tokens per slot, so it "
+                  "makes no tail.",
+                  tail / mean, mean);
 }
 
 static void print_path(cli_text *text, const explanation *e, const planner_entry *entry, const char *start)

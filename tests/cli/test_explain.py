@@ -81,8 +81,12 @@ class ExplainTest(CliTest):
         self.assertIs(explanation["tail"]["stands_out"], True)
         self.assertGreater(planners["flashinfer-tensor-core"]["against_even"], 50)
         self.assertEqual(planners["even"]["against_even"], 1)
-        explanation, _ = self.explain("--batch 1024 --tokens 524288")
-        self.assertIs(explanation["tail"]["stands_out"], False)
+        for lengths, stands_out in (("--batch 1024 --tokens 524288", False), ("--kv-lens 1", False),
+                                    ("--kv-lens 16,16,3", False), ("--kv-lens 17", True)):  # a block has 16 tokens
+            explanation, _ = self.explain(lengths)
+            self.assertIs(explanation["tail"]["stands_out"], stands_out, lengths)
+            text = " ".join(self.succeed("explain", lengths).split())
+            self.assertEqual(("Everybody waits" in text, "makes no tail" in text), (stands_out, not stands_out))
 
     def test_numbers_are_those_of_plan(self):
         _, planners = self.explain(SKEW80)
