@@ -7,6 +7,7 @@
 #include "plan/split_grid.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 /* What cudaOccupancyMaxActiveBlocksPerMultiprocessor says of the kernel, which decides when splitting stops. */
 typedef struct occupancy {
@@ -46,11 +47,15 @@ static ekv_status cuda_core_capacity(ekv_plan *plan, ekv_plan_capacity *capacity
     const occupancy *known = find_occupancy(plan);
     if (plan->batch.q_len != 1)
         return ekv_fail(EKV_ERROR_UNSUPPORTED, "q_len is %d; FlashInfer's decode kernel takes 1", plan->batch.q_len);
-    if (!plan->options.resident_ctas && !known)
+    if (!plan->options.resident_ctas && !known) {
+        char where[16] = "the cpu";
+        if (plan->device.sm_arch)
+            snprintf(where, sizeof where, "sm_%d", plan->device.sm_arch);
         return ekv_fail(EKV_ERROR_UNSUPPORTED,
                         "nobody knows how many CTAs of FlashInfer's decode kernel an SM holds for head_dim %d, "
-                        "%d-byte K and V, group %d on sm_%d; give --resident-ctas (resident_ctas)",
-                        plan->batch.head_dim, ekv_dtype_size(plan->batch.kv_dtype), plan->group, plan->device.sm_arch);
+                        "%d-byte K and V, group %d on %s; give --resident-ctas (resident_ctas)",
+                        plan->batch.head_dim, ekv_dtype_size(plan->batch.kv_dtype), plan->group, where);
+    }
     ekv_plan_pack_rows(plan, plan->group);
     plan->cut_tokens = plan->batch.page_size;
     plan->resident_ctas = plan->options.resident_ctas ? plan->options.resident_ctas : known->resident_ctas;

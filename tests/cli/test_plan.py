@@ -127,6 +127,8 @@ class PlanTest(CliTest):
         self.assertNotIn("flashinfer-cuda-core", [json.loads(line)["planner"] for line in result.stdout.splitlines()])
         self.refuse(1, "EKV_ERROR_UNSUPPORTED", "--resident-ctas",
                   "plan --planner flashinfer-cuda-core --kv-lens 5 --q-heads 24 --kv-heads 4")
+        self.refuse(1, "EKV_ERROR_UNSUPPORTED", "group 8 on the cpu",
+                  "plan --planner flashinfer-cuda-core --kv-lens 5 --device cpu")
 
     def test_a_batch_that_no_planner_takes_is_an_error(self):
         path = self.file("lens", ",".join(["2147483647"] * 600) + "\n")
