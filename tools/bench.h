@@ -41,6 +41,8 @@ void bench_print_row(cli_text *text, const bench_row *row);
 /* Draws a CSV of bench by the embedded gnuplot program.  path: FILE.svg or FILE.png.  Errors: INVALID_ARGUMENT (another
  * ending), NOT_FOUND (no gnuplot), IO. */
 ekv_status bench_check_plot(const char *path);
+/* Before the sweep: fails as bench_plot would, without gnuplot or where the path cannot be written. */
+ekv_status bench_try_plot(const char *path);
 ekv_status bench_plot(const cli_text *csv, const char *path);
 
 #endif

@@ -85,13 +85,34 @@ static ekv_status feed(const cli_text *program, FILE *pipe)
     return EKV_OK;
 }
 
+static ekv_status run_gnuplot(const cli_text *program)
+{
+    FILE *pipe = popen("exec gnuplot - >/dev/null 2>&1", "w");
+    return pipe ? feed(program, pipe) : ekv_fail(EKV_ERROR_SYSTEM, "cannot start gnuplot: %s", strerror(errno));
+}
+
+ekv_status bench_try_plot(const char *path)
+{
+    cli_text nothing = { 0 };
+    cli_print(&nothing, "exit\n");
+    ekv_status status = run_gnuplot(&nothing);
+    free(nothing.data);
+    if (status)
+        return status;
+    const bool existed = !access(path, F_OK);
+    FILE *file = fopen(path, "ab");
+    if (!file || fclose(file))
+        return cli_fail_file(EKV_ERROR_IO, "write to", path);
+    if (!existed)
+        remove(path);
+    return EKV_OK;
+}
+
 ekv_status bench_plot(const cli_text *csv, const char *path)
 {
     cli_text program = { 0 };
     print_program(csv, path, &program);
-    FILE *pipe = popen("exec gnuplot - >/dev/null 2>&1", "w");
-    ekv_status status =
-        pipe ? feed(&program, pipe) : ekv_fail(EKV_ERROR_SYSTEM, "cannot start gnuplot: %s", strerror(errno));
+    ekv_status status = run_gnuplot(&program);
     free(program.data);
     return status;
 }

@@ -59,6 +59,9 @@ __attribute__((format(printf, 3, 4))) void cli_wrapf(cli_text *text, int indent,
 /* A line on stderr that replaces the one before, only where stderr is a terminal; NULL clears it. */
 void cli_progress(const char *text);
 
+/* Says by errno why `what` ("open", "write to") failed for the file, and returns status. */
+ekv_status cli_fail_file(ekv_status status, const char *what, const char *path);
+
 /* Reads a whole file.  *text is malloced, *size bytes long and has a 0 behind them.  limit: bytes, a larger file is
  * an error.  Errors: NOT_FOUND, IO, PARSE (over the limit). */
 ekv_status cli_read_file(const char *path, size_t limit, char **text, size_t *size);

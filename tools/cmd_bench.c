@@ -5,7 +5,6 @@
 #include "base/status.h"
 #include "bench.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,8 +28,10 @@ typedef struct bench_state {
     int64_t num_cells, capacity;
     ekv_lengths_list **made; /* [num_made], behind the cells that distributions made */
     int64_t num_made;
+    cli_text left_out; /* a line for each batch that cannot be */
     known_read *reads; /* [num_reads], one for each number of bytes */
     int64_t num_reads;
+    int64_t num_rows; /* measured so far */
     FILE *csv;
     cli_text csv_text; /* all of it, for the plot */
 } bench_state;
@@ -48,7 +49,7 @@ static bool next_name(const char **list, const char **name, size_t *size)
     return true;
 }
 
-/* Numbers of any size and sign: which of them no batch can have is up to the cells. */
+/* Numbers of any size: which of them no batch can have is up to the cells. */
 static ekv_status read_numbers(cli_state *cli, const char *list, const char *flag, int64_t **numbers, int64_t *count)
 {
     const char *name;
@@ -56,7 +57,7 @@ static ekv_status read_numbers(cli_state *cli, const char *list, const char *fla
     int64_t n = 0;
     *numbers = cli_alloc((strlen(list) + 1) * sizeof **numbers); /* more than there are */
     while (next_name(&list, &name, &size)) {
-        ekv_status status = ekv_parse_int64(name, size, flag, INT64_MIN, INT64_MAX, &(*numbers)[n++]);
+        ekv_status status = ekv_parse_int64(name, size, flag, 1, INT64_MAX, &(*numbers)[n++]);
         if (status)
             return cli_usage(cli, status);
     }
@@ -77,20 +78,14 @@ static bench_cell *add_cell(bench_state *bench)
     return &bench->cells[bench->num_cells++];
 }
 
-static void skip_cell(const char *dist, int64_t batch, int64_t tokens, ekv_status status)
-{
-    cli_progress(NULL);
-    fprintf(stderr, "evenkv: %s, batch %" PRId64 ", %" PRId64 " tokens left out: %s (%s)\n", dist, batch, tokens,
-            ekv_last_error(), ekv_status_name(status));
-}
-
 static ekv_status add_made_cell(bench_state *bench, const char *dist, int64_t batch, int64_t tokens)
 {
     ekv_lengths_list *list;
     ekv_status status =
         ekv_lengths_from_dist(bench->cli->context, dist, batch, tokens, (ekv_hot)bench->cli->options.hot, &list);
-    if (status == EKV_ERROR_INVALID_ARGUMENT) {
-        skip_cell(dist, batch, tokens, status);
+    if (status == EKV_ERROR_INVALID_ARGUMENT) { /* the batch cannot be */
+        cli_print(&bench->left_out, "evenkv: %s, batch %" PRId64 ", %" PRId64 " tokens left out: %s (%s)\n", dist,
+                  batch, tokens, ekv_last_error(), ekv_status_name(status));
         return EKV_OK;
     }
     if (status)
@@ -105,11 +100,7 @@ static ekv_status add_made_cell(bench_state *bench, const char *dist, int64_t ba
 
 static ekv_status add_file_cells(bench_state *bench)
 {
-    const char *kv_lens = bench->cli->options.kv_lens;
-    ekv_status status =
-        kv_lens[0] == '@'
-            ? ekv_lengths_from_file(bench->cli->context, kv_lens + 1, &bench->workload.lengths)
-            : cli_usage(bench->cli, ekv_lengths_from_text(bench->cli->context, kv_lens, &bench->workload.lengths));
+    ekv_status status = cli_kv_lens_read(bench->cli, &bench->workload.lengths);
     if (status)
         return status;
     for (int64_t i = 0; i < bench->workload.lengths->count; i++) {
@@ -198,6 +189,11 @@ static ekv_status list_cells(bench_state *bench)
         status = add_dists(bench, dists, &n);
     free(n.batches);
     free(n.tokens);
+    if (!status && !bench->num_cells)
+        return cli_usage(cli,
+                         ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "no batch of the sweep can be: %s", ekv_last_error()));
+    if (!status && bench->left_out.size)
+        fwrite(bench->left_out.data, 1, bench->left_out.size, stderr);
     return status;
 }
 
@@ -322,6 +318,7 @@ static void report(bench_state *bench, const bench_cell *cell, const cli_read *r
                             .check = e->check };
     char what[128];
     snprintf(what, sizeof what, "%s, batch %d: %s", cell->dist, cell->lengths->batch_size, e->plan->planner->name);
+    bench->num_rows++;
     bench_print_csv(&bench->csv_text, &row);
     if (cli->options.json)
         bench_print_json(&cli->out, &row);
@@ -340,7 +337,7 @@ static ekv_status write_csv(bench_state *bench, size_t begin)
     const size_t size = bench->csv_text.size - begin;
     if (!bench->csv || (fwrite(bench->csv_text.data + begin, 1, size, bench->csv) == size && !fflush(bench->csv)))
         return EKV_OK;
-    return ekv_fail(EKV_ERROR_IO, "cannot write to '%s': %s", bench->cli->options.csv, strerror(errno));
+    return cli_fail_file(EKV_ERROR_IO, "write to", bench->cli->options.csv);
 }
 
 static ekv_status measure_entries(bench_state *bench, const bench_cell *cell, entry *entries)
@@ -388,7 +385,7 @@ static ekv_status open_csv(bench_state *bench)
         return EKV_OK;
     bench->csv = fopen(path, "wb");
     if (!bench->csv)
-        return ekv_fail(EKV_ERROR_IO, "cannot write to '%s': %s", path, strerror(errno));
+        return cli_fail_file(EKV_ERROR_IO, "write to", path);
     return write_csv(bench, 0);
 }
 
@@ -397,7 +394,7 @@ static ekv_status close_csv(bench_state *bench)
     FILE *file = bench->csv;
     bench->csv = NULL;
     if (file && fclose(file))
-        return ekv_fail(EKV_ERROR_IO, "cannot write to '%s': %s", bench->cli->options.csv, strerror(errno));
+        return cli_fail_file(EKV_ERROR_IO, "write to", bench->cli->options.csv);
     return EKV_OK;
 }
 
@@ -408,11 +405,11 @@ static ekv_status run_cells(bench_state *bench)
         const ekv_batch batch = cell_batch(bench, &bench->cells[i]);
         cli_limits_add(&limits, &batch);
     }
-    if (!bench->num_cells)
-        return EKV_OK;
     ekv_status status = cli_execution_create(bench->cli, &bench->workload.shape, limits, &bench->execution);
     for (int64_t i = 0; i < bench->num_cells && !status; i++)
         status = measure_cell(bench, &bench->cells[i]);
+    if (!status && !bench->num_rows)
+        return ekv_fail(EKV_ERROR_UNSUPPORTED, "no planner takes a batch of the sweep");
     return status;
 }
 
@@ -428,9 +425,10 @@ static ekv_status sweep(bench_state *bench)
         return status;
     if (!workload->device.sm_arch) /* threads stand for SMs */
         workload->device.num_sms = cli->context->options.num_threads;
-    if ((status = open_csv(bench)) || (status = run_cells(bench)) || (status = close_csv(bench)))
+    if ((cli->options.plot && (status = bench_try_plot(cli->options.plot))) || (status = open_csv(bench)) ||
+        (status = run_cells(bench)) || (status = close_csv(bench)))
         return status;
-    return cli->options.plot && bench->num_cells ? bench_plot(&bench->csv_text, cli->options.plot) : EKV_OK;
+    return cli->options.plot ? bench_plot(&bench->csv_text, cli->options.plot) : EKV_OK;
 }
 
 static ekv_status bench_run(cli_state *cli)
@@ -446,6 +444,7 @@ static ekv_status bench_run(cli_state *cli)
     free(bench.cells);
     free(bench.reads);
     free(bench.csv_text.data);
+    free(bench.left_out.data);
     cli_workload_free(&bench.workload);
     return status;
 }
@@ -460,9 +459,8 @@ const cli_command cli_command_bench = {
         "a plain read, which is the time of the best of a fixed list of plain reads of as many bytes as K, V, Q and O "
         "have, under the same flush in the same process, over the median; and the largest error.\n"
         "A batch that cannot be (fewer tokens than requests) or that a planner cannot take is left out, with a line on "
-        "stderr.  Without --repeat a planner whose runs of a batch have taken 100 ms on a GPU (2 s on the CPU) is "
-        "timed "
-        "5 times at least and no more.\n",
+        "stderr; where nothing is left, bench fails.  Without --repeat a planner whose runs of a batch have taken 100 "
+        "ms on a GPU (2 s on the CPU) is timed 5 times at least and no more.\n",
     .groups = CLI_SHAPE | CLI_LENGTHS | CLI_SWEEP | CLI_PLANNING | CLI_DEVICE | CLI_EXECUTION | CLI_JSON | CLI_OUTPUT,
     .planners = "even",
     .run = bench_run,

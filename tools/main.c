@@ -60,25 +60,19 @@ static void print_command_help(cli_text *text, const cli_command *command)
 
 /* ---- Output ------------------------------------------------------------------------------------------ */
 
-static ekv_status write_all(FILE *file, const char *name, const cli_text *text)
-{
-    errno = 0;
-    if ((text->size && fwrite(text->data, 1, text->size, file) != text->size) || fflush(file))
-        return ekv_fail(EKV_ERROR_IO, "cannot write to %s: %s", name, strerror(errno));
-    return EKV_OK;
-}
-
 static ekv_status write_output(const cli_state *cli)
 {
-    const char *path = cli->options.output;
-    if (!path)
-        return write_all(stdout, "stdout", &cli->out);
-    FILE *file = fopen(path, "wb");
+    const cli_text *text = &cli->out;
+    const char *path = cli->options.output, *name = path ? path : "stdout";
+    FILE *file = path ? fopen(path, "wb") : stdout;
     if (!file)
-        return ekv_fail(EKV_ERROR_IO, "cannot write to '%s': %s", path, strerror(errno));
-    ekv_status status = write_all(file, path, &cli->out);
-    if (fclose(file) && !status)
-        status = ekv_fail(EKV_ERROR_IO, "cannot write to '%s': %s", path, strerror(errno));
+        return cli_fail_file(EKV_ERROR_IO, "write to", name);
+    errno = 0;
+    ekv_status status = EKV_OK;
+    if ((text->size && fwrite(text->data, 1, text->size, file) != text->size) || fflush(file))
+        status = cli_fail_file(EKV_ERROR_IO, "write to", name);
+    if (path && fclose(file) && !status)
+        status = cli_fail_file(EKV_ERROR_IO, "write to", name);
     return status;
 }
 

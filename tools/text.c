@@ -103,15 +103,22 @@ void cli_progress(const char *text)
     fflush(stderr);
 }
 
+ekv_status cli_fail_file(ekv_status status, const char *what, const char *path)
+{
+    char shown[EKV_PATH_SIZE];
+    return ekv_fail(status, "cannot %s '%s': %s", what, ekv_show_path(path, shown), strerror(errno));
+}
+
 static ekv_status read_all(FILE *file, const char *path, size_t limit, char **text, size_t *size)
 {
     char *bytes = cli_alloc(limit + 1);
+    char shown[EKV_PATH_SIZE];
     const size_t count = fread(bytes, 1, limit + 1, file);
     ekv_status status = EKV_OK;
     if (ferror(file))
-        status = ekv_fail(EKV_ERROR_IO, "cannot read '%s': %s", path, strerror(errno));
+        status = cli_fail_file(EKV_ERROR_IO, "read", path);
     else if (count > limit)
-        status = ekv_fail(EKV_ERROR_PARSE, "'%s' is larger than %zu bytes", path, limit);
+        status = ekv_fail(EKV_ERROR_PARSE, "'%s' is larger than %zu bytes", ekv_show_path(path, shown), limit);
     if (status) {
         free(bytes);
         return status;
@@ -126,8 +133,7 @@ ekv_status cli_read_file(const char *path, size_t limit, char **text, size_t *si
 {
     FILE *file = fopen(path, "rb");
     if (!file)
-        return ekv_fail(errno == ENOENT ? EKV_ERROR_NOT_FOUND : EKV_ERROR_IO, "cannot open '%s': %s", path,
-                        strerror(errno));
+        return cli_fail_file(errno == ENOENT ? EKV_ERROR_NOT_FOUND : EKV_ERROR_IO, "open", path);
     ekv_status status = read_all(file, path, limit, text, size);
     fclose(file);
     return status;

@@ -4,7 +4,6 @@
 #include "base/status.h"
 #include "plan/plan.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -179,14 +178,14 @@ ekv_status cli_timeline_write(const cli_timeline *timeline, const char *path)
 {
     FILE *file = fopen(path, "wb");
     if (!file)
-        return ekv_fail(EKV_ERROR_IO, "cannot write to '%s': %s", path, strerror(errno));
+        return cli_fail_file(EKV_ERROR_IO, "write to", path);
     fputs("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n", file);
     if (timeline->events.size)
         fwrite(timeline->events.data, 1, timeline->events.size, file);
     fputs("\n]}\n", file);
     const bool failed = ferror(file);
     if (fclose(file) || failed)
-        return ekv_fail(EKV_ERROR_IO, "cannot write to '%s': %s", path, strerror(errno));
+        return cli_fail_file(EKV_ERROR_IO, "write to", path);
     return EKV_OK;
 }
 

@@ -120,24 +120,43 @@ static const char *stray_trace_option(const cli_state *cli)
     return given && draws_tensors && !strcmp(given, "--seed") ? NULL : given;
 }
 
-static ekv_status read_lengths(cli_state *cli, ekv_lengths_list **lengths)
+ekv_status cli_kv_lens_read(cli_state *cli, ekv_lengths_list **lengths)
+{
+    const char *kv_lens = cli->options.kv_lens;
+    if (kv_lens[0] != '@')
+        return cli_usage(cli, ekv_lengths_from_text(cli->context, kv_lens, lengths));
+    if (!kv_lens[1])
+        return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "--kv-lens @ needs the name of a file after the @"));
+    return ekv_lengths_from_file(cli->context, kv_lens + 1, lengths);
+}
+
+/* Lengths come from one source: names two options of different ones, or all sources where there is none. */
+static ekv_status check_source(cli_state *cli)
 {
     const cli_options *options = &cli->options;
-    const bool made = cli_options_given(options, CLI_DIST) != NULL;
-    if ((options->kv_lens != NULL) + made + (options->trace != NULL) != 1)
+    const char *made = cli_options_given(options, CLI_DIST);
+    if ((options->kv_lens != NULL) + (made != NULL) + (options->trace != NULL) > 1)
+        return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s does not go with %s", made ? made : "--trace",
+                                       options->kv_lens ? "--kv-lens" : "--trace"));
+    if (!options->kv_lens && !made && !options->trace)
         return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT,
                                        "%s needs lengths from one of --kv-lens, --batch with --tokens, --trace",
                                        cli->command->name));
+    return EKV_OK;
+}
+
+static ekv_status read_lengths(cli_state *cli, ekv_lengths_list **lengths)
+{
+    const cli_options *options = &cli->options;
+    ekv_status status = check_source(cli);
+    if (status)
+        return status;
     if (stray_trace_option(cli))
         return cli_usage(cli,
                          ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s goes with --trace only", stray_trace_option(cli)));
     if (options->trace)
         return cli_trace_read(cli, lengths);
-    if (made)
-        return read_dist(cli, lengths);
-    if (options->kv_lens[0] == '@')
-        return ekv_lengths_from_file(cli->context, options->kv_lens + 1, lengths);
-    return cli_usage(cli, ekv_lengths_from_text(cli->context, options->kv_lens, lengths));
+    return options->kv_lens ? cli_kv_lens_read(cli, lengths) : read_dist(cli, lengths);
 }
 
 /* ---- Planners ---------------------------------------------------------------------------------------- */

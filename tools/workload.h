@@ -28,6 +28,7 @@ void cli_workload_free(cli_workload *workload);
 ekv_status cli_device_read(cli_state *cli, const char *default_name, ekv_device *device);
 
 /* The parts of cli_workload_read. */
+ekv_status cli_kv_lens_read(cli_state *cli, ekv_lengths_list **lengths);
 ekv_status cli_trace_read(cli_state *cli, ekv_lengths_list **lengths);
 ekv_status cli_shape_read(cli_state *cli, ekv_batch *shape);
 ekv_status cli_planners_read(cli_state *cli, cli_workload *workload);

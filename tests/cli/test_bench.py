@@ -78,14 +78,25 @@ class BenchTest(CliTest):
         self.assertRegex(row["flush"], r"\Awrite\d+MiB\Z")
 
     def test_impossible_cells_are_skipped(self):
-        result = self.tool("bench --dists uniform,2x40 --batches -3,0,2,9 --tokens 8,20 --json", SMALL)
+        result = self.tool("bench --dists uniform,2x40 --batches 2,9,99999999999 --tokens 8,20 --json", SMALL)
         self.assertEqual(result.returncode, 0)
         self.assertEqual(len(result.stdout.splitlines()), 4)  # uniform: 2 and 9 of 20, 2 of 8; 2x40: 9 of 20
         lines = result.stderr.splitlines()
-        self.assertEqual(len(lines), 12)
+        self.assertEqual(len(lines), 8)
         for line in lines:
-            self.assertRegex(line, r"\Aevenkv: \S+, batch -?\d+, \d+ tokens left out: .* "
+            self.assertRegex(line, r"\Aevenkv: \S+, batch \d+, \d+ tokens left out: .* "
                                    r"\(EKV_ERROR_INVALID_ARGUMENT\)\Z")
+
+    def test_nothing_to_measure_is_an_error(self):
+        invalid = "EKV_ERROR_INVALID_ARGUMENT"
+        for batches in ("99999999999", "11,12,99999999999"):
+            self.refuse(2, invalid, "no batch of the sweep can be", "99999999999",
+                        f"bench --batches {batches} --tokens 10 {SMALL}")
+        path = self.file("out.csv", "")
+        result = self.tool("bench --planners flashinfer-cuda-core --batches 2,4 --tokens 64 --csv", path, SMALL)
+        self.assertEqual((result.returncode, result.stdout), (1, ""))
+        self.assertRegex(result.stderr, r"\nevenkv: no planner takes a batch of the sweep "
+                                        r"\(EKV_ERROR_UNSUPPORTED\)\n\Z")
 
     def test_planners_that_cannot_are_skipped(self):
         result = self.tool("bench --planners flashinfer-cuda-core,even --batches 2 --tokens 64 --json", SMALL)
@@ -109,6 +120,10 @@ class BenchTest(CliTest):
         self.refuse(2, not_found, "'evn'", "bench --planners evn --batches 4 --tokens 8 --backend cpu")
         self.refuse(2, "EKV_ERROR_PARSE", "--batches", "bench --batches 4,x --tokens 8 --backend cpu")
         self.refuse(2, "EKV_ERROR_PARSE", "--tokens", "bench --batches 4 --tokens 1e3 --backend cpu")
+        for value in ("", "-3", "0"):
+            self.refuse(2, "EKV_ERROR_PARSE", f"--batches is '{value}'; it must be a whole number 1..",
+                        f"bench --batches 1,{value},2 --tokens 8 --backend cpu")
+        self.refuse(2, invalid, "--kv-lens @ needs", "bench --dists file --kv-lens @ --backend cpu")
         for option in ("--kernel mma", "--graph", "--on-device"):
             self.refuse(2, invalid, option.split()[0], f"bench --batches 4 --tokens 8 --backend cpu {option}")
         self.refuse(2, invalid, "--plot", "bench --batches 4 --tokens 8 --plot x.pdf")
@@ -139,13 +154,21 @@ class BenchTest(CliTest):
         for name in names:
             subprocess.run([TOOL, *sweep, "--plot", name], check=True, cwd=self.folder.name, stdout=subprocess.DEVNULL)
         self.assertEqual(sorted(os.listdir(self.folder.name)), sorted(names))
-        result = self.tool(*sweep, "--plot", "/no-such-folder/a.svg")
-        self.check_error(result, 1, "EKV_ERROR_IO", "gnuplot failed with status 1")
+
+    def refuse_plot(self, plot, status, part, environment=None):
+        """Before the sweep, which would have begun its CSV."""
+        path = os.path.join(self.folder.name, "a.csv")
+        result = self.tool("bench --batches 4 --tokens 64 --csv", path, "--plot", plot, SMALL, environment=environment)
+        self.check_error(result, 1, status, part)
+        self.assertEqual(os.listdir(self.folder.name), [])
+
+    @unittest.skipUnless(shutil.which("gnuplot"), "no gnuplot")
+    def test_plot_that_cannot_be_written(self):
+        self.refuse_plot("/no-such-folder/a.svg", "EKV_ERROR_IO", "'/no-such-folder/a.svg': No such file or directory")
 
     def test_plot_without_gnuplot(self):
-        result = self.tool("bench --batches 4 --tokens 64 --plot x.svg", SMALL, environment={"PATH": self.folder.name})
-        self.check_error(result, 1, "EKV_ERROR_NOT_FOUND", "gnuplot")
-        self.assertFalse(os.path.exists("x.svg"))
+        self.refuse_plot(os.path.join(self.folder.name, "x.svg"), "EKV_ERROR_NOT_FOUND", "gnuplot",
+                         environment={"PATH": self.folder.name})
 
 
 class CompareSystems(CliTest):

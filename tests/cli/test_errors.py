@@ -63,7 +63,11 @@ class Usage(CliTest):
         self.refuse(2, INVALID, "--speedup", "plan --kv-lens 5 --speedup 2")
         self.refuse(2, INVALID, "--speedup", "run --kv-lens 5 --seed 3 --speedup 2")
         self.refuse(2, INVALID, "--seed", "plan --kv-lens 5 --seed 3")
-        self.refuse(2, INVALID, "--kv-lens", "plan --kv-lens 5 --hot last")
+        self.refuse(2, INVALID, "--hot does not go with --kv-lens", "plan --kv-lens 5 --hot last")
+        self.refuse(2, INVALID, "--dist does not go with --kv-lens", "plan --kv-lens 5 --dist skew80")
+        self.refuse(2, INVALID, "--batch does not go with --trace", "plan --trace x --batch 4 --tokens 40")
+        self.refuse(2, INVALID, "--trace does not go with --kv-lens", "plan --trace x --kv-lens 5")
+        self.refuse(2, INVALID, "--kv-lens @ needs the name of a file", "plan --kv-lens @")
         self.refuse(2, INVALID, "--planner", "explain --kv-lens 5 --planner even")
 
     def test_numbers(self):
@@ -123,6 +127,15 @@ class Files(CliTest):
                 status = "EKV_ERROR_IO" if "output" in option else NOT_FOUND
                 self.refuse(1, status, "a?b", f"plan {option}a{character}b")
 
+    def test_long_names_leave_room_for_the_reason(self):
+        name = "x/../" * 120 + "no-such-file"
+        for option in ("--kv-lens @", "--trace ", "--kv-lens 5 --device ./", "--kv-lens 5 --output ./"):
+            status = "EKV_ERROR_IO" if "output" in option else NOT_FOUND
+            self.refuse(1, status, "...", "x/../no-such-file", "No such file or directory", f"plan {option}{name}")
+        long = self.file("n" * 250, "5,x\n")
+        self.refuse(1, PARSE, "line 1: kv_len[1] is 'x'", f"plan --kv-lens @{'/./' * 150}{long}")
+        self.refuse(1, PARSE, ":1: '5,x' is not `key = value`", f"plan --kv-lens 5 --device {'/./' * 150}{long}")
+
     def test_nothing_is_printed_where_a_later_batch_fails(self):
         path = self.file("lens", "5\n" + ",".join(["2147483647"] * 600) + "\n")
         self.refuse(1, "EKV_ERROR_OVERFLOW", "1099511627776", f"plan --kv-lens @{path}")
@@ -160,7 +173,7 @@ class Files(CliTest):
         self.device(lambda text: "\x00" + text)
         self.device(lambda text: text + "#" * (1 << 16), "larger than")
         self.refuse(1, NOT_FOUND, "no/such", "plan --kv-lens 5 --device no/such")
-        good = self.file("good.device", (ROOT / "data" / "devices" / "h20.device").read_text())
+        good = self.file("good.device", "\ufeff" + (ROOT / "data" / "devices" / "h20.device").read_text())
         self.assertEqual(self.objects(f"plan --kv-lens 500 --device {good}"),
                          self.objects("plan --kv-lens 500 --device h20"))
         self.assertEqual(self.succeed("devices --device h20"), (ROOT / "data" / "devices" / "h20.device").read_text())
