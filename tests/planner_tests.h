@@ -3,6 +3,7 @@
 #ifndef EVENKV_TESTS_PLANNER_TESTS_H
 #define EVENKV_TESTS_PLANNER_TESTS_H
 
+#include "one_context.h"
 #include "plan/plan.h"
 
 #include <setjmp.h>
@@ -19,9 +20,6 @@
 #define XQA "flashinfer-xqa"
 
 enum { H200_SMS = 132, H20_SMS = 78 };
-
-/* Of the whole test program; see create_context. */
-static ekv_context *context;
 
 /* What a test varies; batch.kv_len is set by the functions below. */
 typedef struct setup {
@@ -106,19 +104,6 @@ static inline ekv_tile tile(int32_t request, int32_t split, int32_t kv_begin, in
                        .head = (uint16_t)head,
                        .head_count = 1,
                        .flags = slot < 0 ? 0 : EKV_TILE_PARTIAL };
-}
-
-static inline int create_context(void **state)
-{
-    (void)state;
-    return ekv_context_create(NULL, &context);
-}
-
-static inline int free_context(void **state)
-{
-    (void)state;
-    ekv_context_free(context);
-    return 0;
 }
 
 #endif

@@ -1,25 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What ekv_decode refuses, with which words, and that it leaves its outputs alone then. */
+#include "one_context.h"
 #include "support.h"
 
 enum { REQUESTS = 3 };
 static const int32_t lengths[REQUESTS] = { 20, 0, 33 }; /* pages of 16: 2, 0, 3 */
-
-static ekv_context *context;
-
-static int create_context(void **state)
-{
-    (void)state;
-    context = support_context(2);
-    return 0;
-}
-
-static int free_context(void **state)
-{
-    (void)state;
-    ekv_context_free(context);
-    return 0;
-}
 
 static ekv_batch some_batch(void)
 {
@@ -299,7 +284,7 @@ static void device_detect_describes_the_cpu(void **state)
     ekv_device device = EKV_DEVICE_INIT;
     assert_ok(ekv_device_detect(context, &device));
     assert_string_equal(device.name, "cpu");
-    assert_int_equal(device.num_sms, 2);
+    assert_int_equal(device.num_sms, CONTEXT_THREADS);
     assert_fails(ekv_device_detect(NULL, &device), EKV_ERROR_INVALID_ARGUMENT, "context");
     assert_fails(ekv_device_detect(context, NULL), EKV_ERROR_INVALID_ARGUMENT, "device");
 }

@@ -2,26 +2,11 @@
  * What must not change a single bit of the output: threads, dispatch, page order, page size, layout, strides, form of
  * the page table, and for even-invariant the rest of the batch and the device.  And what may change roundings only:
  * the number of splits. */
+#include "one_context.h"
 #include "support.h"
 
 enum { REQUESTS = 7 };
 static const int32_t lengths[REQUESTS] = { 1, 1300, 0, 257, 64, 31, 700 };
-
-static ekv_context *context;
-
-static int create_context(void **state)
-{
-    (void)state;
-    context = support_context(3);
-    return 0;
-}
-
-static int free_context(void **state)
-{
-    (void)state;
-    ekv_context_free(context);
-    return 0;
-}
 
 static ekv_batch some_batch(void)
 {

@@ -1,26 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * ekv_merge_states on the CPU. */
+#include "one_context.h"
 #include "support.h"
 
 #include "cpu/convert.h"
 
 enum { STATES = 5, ROWS = 37, DIM = 40 };
-
-static ekv_context *context;
-
-static int create_context(void **state)
-{
-    (void)state;
-    context = support_context(3);
-    return 0;
-}
-
-static int free_context(void **state)
-{
-    (void)state;
-    ekv_context_free(context);
-    return 0;
-}
 
 /* States of known contents in a given dtype; row r of state s is empty where bit s of r % 32 is clear, and then its
  * part is NaN. */

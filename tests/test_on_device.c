@@ -4,13 +4,12 @@
  *
  *     EKV_SEED=1234 test_on_device    only the case of that seed, as a failure prints it */
 #include "on_device_cases.h"
+#include "one_context.h"
 #include "plan/even_emit.h"
 #include "plan/planner_even.h"
 #include "plan/planner_fa3.h"
 
 enum { NUM_CASES = 3000, LARGE_EVERY = 500, LARGEST_BATCH = 65537 };
-
-static ekv_context *context;
 
 typedef struct records {
     ekv_plan_header *header;
@@ -242,27 +241,11 @@ static void planners_say_whether_they_run_on_a_gpu(void **state)
     }
 }
 
-static int create(void **state)
-{
-    (void)state;
-    ekv_context_options options = EKV_CONTEXT_OPTIONS_INIT;
-    options.num_threads = 1;
-    options.cuda_device = -2;
-    return ekv_context_create(&options, &context);
-}
-
-static int end(void **state)
-{
-    (void)state;
-    ekv_context_free(context);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_thread_by_itself_writes_the_host_plan),
         cmocka_unit_test(planners_say_whether_they_run_on_a_gpu),
     };
-    return cmocka_run_group_tests(tests, create, end);
+    return cmocka_run_group_tests(tests, create_context, free_context);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A plan made by hand, which is valid, and one corruption for each thing that can be wrong with it. */
+#include "one_context.h"
 #include "plan/plan.h"
 
 #include <setjmp.h>
@@ -20,8 +21,6 @@ typedef struct fixture {
     ekv_merge merges[MERGES];
     int64_t cta_begin[CTAS + 1];
 } fixture;
-
-static ekv_context *context;
 
 /* 2 KV heads of 4 query rows in 2 m_blocks.  Request 0 has 40 tokens in 3 splits: both heads together in m_block 0
  * (tiles 0..2), each head alone in m_block 1 (3..5 and 6..8).  Request 1 has 7 tokens, uncut (9, 10).  Request 2 has
@@ -306,19 +305,6 @@ static void null_is_refused(void **state)
     assert_int_equal(ekv_plan_check(NULL), EKV_ERROR_INVALID_ARGUMENT);
 }
 
-static int set_up(void **state)
-{
-    (void)state;
-    return ekv_context_create(NULL, &context);
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    ekv_context_free(context);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -329,5 +315,5 @@ int main(void)
         cmocka_unit_test(balance_is_checked_where_it_is_promised),
         cmocka_unit_test(null_is_refused),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, create_context, free_context);
 }

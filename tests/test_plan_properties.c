@@ -4,6 +4,7 @@
  *     EKV_PROPERTY_BATCHES=20000 test_plan_properties    more batches than the 2,000 of `make check`
  *     EKV_SEED=1234 test_plan_properties                 only the batch of that seed, as a failure prints it */
 #include "base/rng.h"
+#include "one_context.h"
 #include "plan/plan.h"
 
 #include <inttypes.h>
@@ -35,7 +36,6 @@ typedef struct workload {
     const char *shape; /* of kv_len */
 } workload;
 
-static ekv_context *context;
 static int64_t padding_faults; /* met so far */
 
 /* ---- Random batches ---------------------------------------------------------------------------------- */
@@ -421,21 +421,8 @@ static void invariants_hold_for_every_planner(void **state)
         fail_msg("only %" PRId64 " batches met FlashInfer's graph padding fault", padding_faults);
 }
 
-static int set_up(void **state)
-{
-    (void)state;
-    return ekv_context_create(NULL, &context);
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    ekv_context_free(context);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(invariants_hold_for_every_planner) };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, create_context, free_context);
 }

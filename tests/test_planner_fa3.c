@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * FlashAttention-3's planners by hand; what the original itself planned is in test_golden_plans. */
 #include "base/rng.h"
+#include "one_context.h"
 #include "plan/fa3_rule.h"
 #include "plan/plan.h"
 
@@ -14,23 +15,6 @@
 #include <cmocka.h>
 
 enum { H200_SMS = 132, BLOCK = 128 };
-
-static ekv_context *context;
-
-static int create_context(void **state)
-{
-    (void)state;
-    ekv_context_options options = EKV_CONTEXT_OPTIONS_INIT;
-    options.num_threads = 1;
-    return ekv_context_create(&options, &context);
-}
-
-static int free_context(void **state)
-{
-    (void)state;
-    ekv_context_free(context);
-    return 0;
-}
 
 /* 8 query heads a KV head, head_dim 128, pages of 16. */
 static ekv_batch batch_of(int32_t kv_heads, const int32_t *kv_len, int32_t batch_size)
