@@ -58,11 +58,17 @@ void ekv_plan_add_split_merges(ekv_plan *plan, bool merge_single, int32_t *parti
 
 /* ---- Checks ------------------------------------------------------------------------------------------ */
 
+static ekv_status check_range(int64_t value, const char *name, int64_t smallest, int64_t largest)
+{
+    if (value < smallest || value > largest)
+        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s is %" PRId64 "; it must be %" PRId64 "..%" PRId64, name, value,
+                        smallest, largest);
+    return EKV_OK;
+}
+
 static ekv_status check_positive(int32_t value, const char *name, int32_t largest)
 {
-    if (value < 1 || value > largest)
-        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s is %d; it must be 1..%d", name, value, largest);
-    return EKV_OK;
+    return check_range(value, name, 1, largest);
 }
 
 static ekv_status check_batch(const ekv_batch *batch)
@@ -102,18 +108,7 @@ static ekv_status check_device(const ekv_device *device)
     if ((status = check_positive(device->num_sms, "device.num_sms", 65536)) ||
         (status = check_positive(device->ctas_per_sm, "device.ctas_per_sm", 64)))
         return status;
-    if (device->request_cost_tokens < 0 || device->request_cost_tokens > 65536)
-        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "device.request_cost_tokens is %d; it must be 0..65536",
-                        device->request_cost_tokens);
-    return EKV_OK;
-}
-
-static ekv_status check_range(int64_t value, const char *name, int64_t smallest, int64_t largest)
-{
-    if (value < smallest || value > largest)
-        return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s is %" PRId64 "; it must be %" PRId64 "..%" PRId64, name, value,
-                        smallest, largest);
-    return EKV_OK;
+    return check_range(device->request_cost_tokens, "device.request_cost_tokens", 0, 65536);
 }
 
 static ekv_status check_options(const ekv_plan_options *options, const ekv_batch *batch, const ekv_device *device)
