@@ -6,6 +6,7 @@ DESTDIR ?=
 FUZZ_SECONDS ?= 60
 PROPERTY_BATCHES ?= 20000
 JOBS ?= $(shell nproc)
+CTEST_FLAGS ?=
 
 .PHONY: build demo check install asan tsan fuzz coverage property tidy format clean
 
@@ -24,7 +25,7 @@ check:
 	@scripts/install-deps check
 	cmake --preset release
 	cmake --build --preset release --parallel $(JOBS)
-	ctest --preset release --parallel $(JOBS)
+	ctest --preset release --parallel $(JOBS) $(CTEST_FLAGS)
 
 install: build
 	DESTDIR='$(DESTDIR)' cmake --install build/release --prefix '$(PREFIX)'
