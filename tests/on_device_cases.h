@@ -151,6 +151,23 @@ static inline void expect_same_bytes(const unsigned char *got, const unsigned ch
                      (i - begin) % record, got[i], expected[i]);
 }
 
+/* The plan's tiles as ekv_device_tile has them; free() them.  A search through all merges for each tile. */
+static inline ekv_tile *device_tiles(const ekv_plan *plan)
+{
+    ekv_tile *tiles = malloc(((size_t)plan->num_tiles + 1) * sizeof *tiles);
+    assert_non_null(tiles);
+    memcpy(tiles, plan->tiles, (size_t)plan->num_tiles * sizeof *tiles);
+    for (int64_t m = 0; m < plan->num_merges; m++) {
+        const ekv_merge *merge = &plan->merges[m];
+        for (int64_t i = 0; i < plan->num_tiles; i++)
+            if (plan->tiles[i].flags & EKV_TILE_PARTIAL && plan->tiles[i].request == merge->request &&
+                plan->tiles[i].m_block == merge->m_block && plan->tiles[i].head >= merge->head &&
+                plan->tiles[i].head < merge->head + merge->head_count)
+                tiles[i].m_block = (int32_t)m;
+    }
+    return tiles;
+}
+
 /* Fails unless the block is what the host writes for `plan`, and poison elsewhere. */
 static inline void expect_records(const ekv_plan *plan, const record_block *got, const char *where)
 {
@@ -161,23 +178,25 @@ static inline void expect_records(const ekv_plan *plan, const record_block *got,
                                      .num_ctas = num_ctas,
                                      .batch_size = plan->batch.batch_size };
     unsigned char *bytes = malloc(got->size);
+    ekv_tile *tiles = device_tiles(plan);
     assert_non_null(bytes);
     memset(bytes, RECORDS_POISON, got->size);
     memcpy(bytes, &header, sizeof header);
-    memcpy(bytes + got->tiles, plan->tiles, (size_t)plan->num_tiles * sizeof *plan->tiles);
+    memcpy(bytes + got->tiles, tiles, (size_t)plan->num_tiles * sizeof *plan->tiles);
     if (plan->num_merges)
         memcpy(bytes + got->merges, plan->merges, (size_t)plan->num_merges * sizeof *plan->merges);
     for (int32_t i = 0; i < num_ctas; i++) {
         const int32_t begin = (int32_t)plan->cta_begin[i], end = (int32_t)plan->cta_begin[i + 1];
         ekv_cta_record record = { .tile_begin = begin, .tile_end = end };
         if (begin < end)
-            record.first = plan->tiles[begin];
+            record.first = tiles[begin];
         memcpy(bytes + got->ctas + (size_t)i * sizeof record, &record, sizeof record);
     }
     expect_same_bytes(got->bytes, bytes, 0, got->tiles, sizeof header, "header", where);
     expect_same_bytes(got->bytes, bytes, got->tiles, got->merges, sizeof *plan->tiles, "tile", where);
     expect_same_bytes(got->bytes, bytes, got->merges, got->ctas, sizeof *plan->merges, "merge", where);
     expect_same_bytes(got->bytes, bytes, got->ctas, got->size, sizeof(ekv_cta_record), "CTA", where);
+    free(tiles);
     free(bytes);
 }
 

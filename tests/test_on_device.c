@@ -107,10 +107,11 @@ static void emit_even(const ekv_plan *plan, const int32_t *kv_len, const records
             int32_t index;
             if (invariant)
                 index = ekv_even_chunk_piece(&line, mark, k, &tile, &merge);
-            else
-                index = ekv_even_piece(&line.chunks.line, cta, mark, k, &tile, &merge) ? mark[0].merges : -1;
+            else if ((index = ekv_even_piece(&line.chunks.line, cta, mark, k, &tile, &merge)) >= 0)
+                index = s.marks[index].merges;
+            tile = ekv_device_tile(tile, index);
             r->tiles[mark[0].tiles + k] = tile;
-            if (index >= 0)
+            if (index >= 0 && tile.kv_begin == 0)
                 r->merges[index] = merge;
         }
         if (plan->dispatch == EKV_DISPATCH_RANGE)

@@ -282,12 +282,11 @@ EKV_API ekv_status ekv_plan_create(ekv_context *context, const char *planner, co
 /* The same batch with other lengths.  kv_len: host, [batch_size]; batch_size: 1 to that of the creation.
  * No allocation.  On error the plan is as it was.  Errors: INVALID_ARGUMENT, UNSUPPORTED, OVERFLOW, CAPACITY, DRIVER.
  *
- * A plan for CUDA (options.cuda) has one copy of its records on the device.  ekv_decode enqueues the transfer on the
- * first stream that uses the plan after an update, and lets other streams wait for it.  Two things follow.
- *  - The first decode after an update must be ordered, by its stream or by an event, after earlier decodes of the
- *    plan, as any work that writes what they read.
+ * A plan for CUDA (options.cuda) has one copy of its records on the device, and counters that its decodes share.
+ *  - Decodes of the plan must be ordered among each other, by their stream or by events, whatever their workspaces.
+ *    ekv_decode enqueues the transfer on the first stream that uses the plan after an update; later ones wait for it.
  *  - A CUDA graph that captured a decode of the plan transfers the records at each replay, once a capture, so that a
- *    replay computes with the lengths of the last update.  Replays of such graphs must be ordered among each other.
+ *    replay computes with the lengths of the last update.
  * The transfer reads pinned memory that the plan owns.  An update waits until the transfer that it would disturb is
  * over: the last but one outside graphs, the last one of a replay.  Do not update while a stream is capturing. */
 EKV_API ekv_status ekv_plan_update(ekv_plan *plan, const int32_t *kv_len, int32_t batch_size);
@@ -301,7 +300,6 @@ EKV_API void ekv_plan_free(ekv_plan *plan);
  *  - fa3 takes its static bound from table_width, or from the longest upper bound.
  *  - Without ekv_tensors.kv_len a decode uses the records of the decode before it: the layers of a model have the same
  *    lengths, so only the first one needs to plan.
- *  - There is one copy of the records: decodes of the plan must be ordered among each other, whatever their streams.
  *  - ekv_plan_update is refused with UNSUPPORTED. */
 
 EKV_API ekv_status ekv_plan_info_get(ekv_plan *plan, ekv_plan_info *info);

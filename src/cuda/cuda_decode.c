@@ -42,6 +42,12 @@ static int32_t tile_rows(const ekv_plan *plan)
     return plan->heads == plan->batch.kv_heads ? plan->group : 1;
 }
 
+/* Pages hold whole groups of 16 tokens, and tiles begin with one. */
+static bool pages_aligned(const ekv_plan *plan)
+{
+    return plan->batch.page_size % 16 == 0 && plan->cut_tokens % 16 == 0;
+}
+
 static ekv_status find_variant(const ekv_plan *plan, ekv_kernel kernel, int32_t *index)
 {
     const int32_t rows = kernel == EKV_KERNEL_MMA ? (tile_rows(plan) <= 8 ? 8 : 16) : ekv_simt_rows(tile_rows(plan));
@@ -55,35 +61,46 @@ static ekv_status find_variant(const ekv_plan *plan, ekv_kernel kernel, int32_t 
                     tile_rows(plan));
 }
 
+/* Whether so many CTAs of this shape fit an SM.  Fills in the rest of the shape; the rounds take what is left of the
+ * shared memory.  Of pages that blocks do not fit the scout looks up 128 tokens at a time, and that is whole rounds. */
+static bool fits_sm(const ekv_plan *plan, int32_t ctas, int32_t warps, int32_t stages, ekv_cuda_shape *shape)
+{
+    const ekv_cuda *cuda = ((const ekv_cuda_plan *)plan->cuda)->cuda;
+    const int32_t head_dim = plan->batch.head_dim, block = ekv_mma_block_tokens(head_dim);
+    if (ctas * (warps + 1) > cuda->resident_warps[shape->index])
+        return false;
+    for (int32_t blocks = EKV_MMA_MOST_BLOCKS; blocks >= EKV_MMA_LEAST_BLOCKS; blocks /= 2) {
+        const int32_t tokens = (int32_t)ekv_min(blocks * block, pages_aligned(plan) ? 512 : 128);
+        const int32_t shared = ekv_mma_shared_bytes(head_dim, variants[shape->index].rows, warps, stages, tokens);
+        if (shared > cuda->cta_shared || (int64_t)ctas * (shared + cuda->shared_of_cta) > cuda->sm_shared)
+            continue;
+        shape->round_tokens = tokens;
+        shape->stages = stages;
+        shape->threads = (warps + 1) * 32;
+        shape->shared_bytes = shared;
+        shape->resident_ctas = ctas;
+        return true;
+    }
+    return false;
+}
+
 /* As many warps a head as fit, powers of two, while the plan's resident CTAs still fit an SM; where even one warp a
  * head is too much for that, as many CTAs as fit. */
 static ekv_status shape_mma(const ekv_plan *plan, ekv_cuda_shape *shape)
 {
     const ekv_cuda_plan *p = plan->cuda;
-    const ekv_cuda *cuda = p->cuda;
-    const int32_t head_dim = plan->batch.head_dim, rows = variants[shape->index].rows;
     for (int32_t ctas = plan->resident_ctas; ctas >= 1; ctas--)
-        for (int32_t per_head = EKV_MMA_MAX_WARPS; per_head >= 1; per_head /= 2) {
-            const int32_t warps = per_head * p->tile_heads;
-            int32_t stages = ekv_mma_stages(ctas), shared = ekv_mma_shared_bytes(head_dim, rows, warps, stages);
-            if (shared > cuda->cta_shared) { /* rather fewer stages than fewer warps */
-                stages = 2;
-                shared = ekv_mma_shared_bytes(head_dim, rows, warps, stages);
-            }
-            if (warps > EKV_MMA_MAX_WARPS || ctas * warps > cuda->resident_warps[shape->index] ||
-                shared > cuda->cta_shared || (int64_t)ctas * (shared + cuda->shared_of_cta) > cuda->sm_shared)
-                continue;
-            shape->warps_per_head = per_head;
-            shape->stages = stages;
-            shape->threads = warps * 32;
-            shape->shared_bytes = shared;
-            shape->resident_ctas = ctas;
-            return EKV_OK;
-        }
+        for (int32_t per_head = p->most_warps_per_head; per_head >= 1; per_head /= 2)
+            for (int32_t stages = ekv_mma_stages(ctas); stages >= 1;
+                 stages--) /* rather fewer stages than fewer warps */
+                if (fits_sm(plan, ctas, per_head * p->tile_heads, stages, shape)) {
+                    shape->warps_per_head = per_head;
+                    return EKV_OK;
+                }
     return ekv_fail(EKV_ERROR_UNSUPPORTED,
                     "%d heads a tile of head_dim %d: a CTA has at most %d warps and %d bytes of shared memory; "
                     "heads_per_tile sets the heads",
-                    p->tile_heads, head_dim, EKV_MMA_MAX_WARPS, cuda->cta_shared);
+                    p->tile_heads, plan->batch.head_dim, EKV_MMA_WARPS_AT(plan->batch.head_dim), p->cuda->cta_shared);
 }
 
 ekv_status ekv_cuda_shape_of(const ekv_plan *plan, ekv_kernel kernel, ekv_cuda_shape *shape)
@@ -186,18 +203,18 @@ ekv_status ekv_cuda_supports(const ekv_plan *plan, const ekv_tensors *tensors, c
 /* ---- Workspace ------------------------------------------------------------------------------------------- */
 
 typedef struct partials {
-    uint32_t *queue;
     float *part_o;
     float *part_ml;
 } partials;
 
+/* Of mma kernels and the others alike: the kernel is not known when the caller asks for the size. */
 static partials lay_out_workspace(ekv_arena *arena, const ekv_plan *plan)
 {
-    const size_t rows = (size_t)plan->capacity.slots * (size_t)ekv_plan_slot_rows(plan);
+    const size_t slots = (size_t)plan->capacity.slots, rows = tile_rows(plan) <= 8 ? 8 : 16;
+    const size_t warps_per_head = (size_t)((const ekv_cuda_plan *)plan->cuda)->most_warps_per_head;
     partials w;
-    w.queue = ekv_arena_take(arena, sizeof *w.queue);
-    w.part_o = ekv_arena_take(arena, rows * (size_t)plan->batch.head_dim * sizeof *w.part_o);
-    w.part_ml = ekv_arena_take(arena, rows * 2 * sizeof *w.part_ml);
+    w.part_o = ekv_arena_take(arena, slots * rows * (size_t)plan->batch.head_dim * sizeof *w.part_o);
+    w.part_ml = ekv_arena_take(arena, slots * warps_per_head * rows * 2 * sizeof *w.part_ml);
     return w;
 }
 
@@ -238,7 +255,6 @@ void ekv_cuda_tensor_params(const ekv_plan *plan, const ekv_tensors *t, ekv_kern
         .page_size = plan->batch.page_size,
         .head_dim = plan->batch.head_dim,
         .group = plan->group,
-        .kv_heads = plan->batch.kv_heads,
     };
 }
 
@@ -252,7 +268,8 @@ static void fill_params(const ekv_plan *plan, const ekv_tensors *t, const ekv_de
     params->tiles = (const ekv_tile *)(const void *)(records + p->layout.tiles);
     params->merges = (const ekv_merge *)(const void *)(records + p->layout.merges);
     params->ctas = (const ekv_cta_record *)(const void *)(records + p->layout.ctas);
-    params->queue = w->queue;
+    params->queue = (uint32_t *)(uintptr_t)p->counters;
+    params->arrivals = params->queue + 1;
     params->part_o = w->part_o;
     params->part_ml = w->part_ml;
     params->scale_log2 = (float)(fabs((double)t->sm_scale) * M_LOG2E);
@@ -261,12 +278,11 @@ static void fill_params(const ekv_plan *plan, const ekv_tensors *t, const ekv_de
     params->dispatch = plan->dispatch;
     params->query_heads_tiled = plan->heads != plan->batch.kv_heads;
     params->slot_rows = ekv_plan_slot_rows(plan);
-    params->block_m = plan->block_m;
-    params->tile_heads = p->tile_heads;
     params->merge_heads = plan->heads;
     params->warps_per_head = shape->warps_per_head;
     params->stages = shape->stages;
-    params->pages_aligned = plan->batch.page_size % 16 == 0 && plan->cut_tokens % 16 == 0;
+    params->round_tokens = shape->round_tokens;
+    params->pages_aligned = pages_aligned(plan);
 }
 
 /* largest: for all that the plan can become, not for what it is. */
@@ -280,12 +296,10 @@ static ekv_status launch_tiles(ekv_plan *plan, const ekv_cuda_shape *shape, CUst
                                      .threads = (uint32_t)shape->threads,
                                      .shared_bytes = (uint32_t)shape->shared_bytes,
                                      .stream = stream };
-    ekv_status status = EKV_OK;
-    if (plan->dispatch == EKV_DISPATCH_QUEUE)
-        status = EKV_CUDA_CALL(cuda, cuMemsetD32Async, ((CUdeviceptr)(uintptr_t)params->queue, 0, 1, stream));
-    return status ? status : ekv_cuda_launch_kernel(cuda, shape->index, &launch, (void *[]){ params });
+    return ekv_cuda_launch_kernel(cuda, shape->index, &launch, (void *[]){ params });
 }
 
+/* What simt kernels leave to merge; mma kernels do it themselves. */
 static ekv_status launch_merges(ekv_plan *plan, CUstream stream, bool largest, ekv_kernel_params *params)
 {
     ekv_cuda *cuda = ((ekv_cuda_plan *)plan->cuda)->cuda;
@@ -341,7 +355,7 @@ static ekv_status enqueue(ekv_plan *plan, const ekv_cuda_shape *shape, const int
                                          : ekv_cuda_plan_transfer(plan, stream, &largest);
     if (!status)
         status = launch_tiles(plan, shape, stream, largest, params);
-    return status ? status : launch_merges(plan, stream, largest, params);
+    return status || shape->kernel == EKV_KERNEL_MMA ? status : launch_merges(plan, stream, largest, params);
 }
 
 ekv_status ekv_cuda_decode_stamped(ekv_plan *plan, const ekv_tensors *tensors, const ekv_decode_options *options,

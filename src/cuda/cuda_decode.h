@@ -12,7 +12,7 @@ typedef struct ekv_cuda_shape {
     ekv_kernel kernel; /* SIMT or MMA */
     int32_t index;     /* of the kernel table */
     int32_t warps_per_head;
-    int32_t stages; /* mma */
+    int32_t stages, round_tokens; /* mma */
     int32_t threads;
     int32_t shared_bytes;
     int32_t resident_ctas; /* that fit an SM by their shared memory; at most what the plan counts on for mma */

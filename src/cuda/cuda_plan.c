@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "cuda/cuda_prepare.h"
 #include "cuda/kernels/args.h"
+#include "cuda/kernels/mma_shape.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -31,8 +32,24 @@ static ekv_records_layout lay_out_records(const ekv_plan *plan)
     return layout;
 }
 
-static void write_records(const ekv_plan *plan, const ekv_records_layout *layout, unsigned char *host)
+/* The tiles as ekv_device_tile has them.  A tile's slot says which merge is its own. */
+static void write_tiles(const ekv_plan *plan, int32_t *merge_of_slot, ekv_tile *tiles)
 {
+    for (int32_t m = 0; m < (int32_t)plan->num_merges; m++) {
+        const ekv_merge *merge = &plan->merges[m];
+        for (int32_t s = 0; s < merge->num_splits; s++)
+            for (int32_t h = 0; h < merge->head_count; h++)
+                merge_of_slot[ekv_merge_slot(merge, s) + h] = m;
+    }
+    for (int64_t i = 0; i < plan->num_tiles; i++) {
+        const ekv_tile tile = plan->tiles[i];
+        tiles[i] = ekv_device_tile(tile, tile.flags & EKV_TILE_PARTIAL ? merge_of_slot[tile.slot] : -1);
+    }
+}
+
+static void write_records(const ekv_plan *plan, const ekv_cuda_plan *p, unsigned char *host)
+{
+    const ekv_records_layout *layout = &p->layout;
     const int64_t ctas = ekv_plan_num_ctas(plan);
     const bool ranges = plan->dispatch == EKV_DISPATCH_RANGE;
     const ekv_plan_header header = { .num_tiles = (int32_t)plan->num_tiles,
@@ -40,7 +57,8 @@ static void write_records(const ekv_plan *plan, const ekv_records_layout *layout
                                      .num_ctas = ranges ? (int32_t)ctas : 0,
                                      .batch_size = plan->batch.batch_size };
     memcpy(host, &header, sizeof header);
-    memcpy(host + layout->tiles, plan->tiles, (size_t)plan->num_tiles * sizeof *plan->tiles);
+    ekv_tile *tiles = (ekv_tile *)(void *)(host + layout->tiles);
+    write_tiles(plan, p->merge_of_slot, tiles);
     if (plan->num_merges)
         memcpy(host + layout->merges, plan->merges, (size_t)plan->num_merges * sizeof *plan->merges);
     ekv_cta_record *records = (ekv_cta_record *)(void *)(host + layout->ctas);
@@ -48,7 +66,7 @@ static void write_records(const ekv_plan *plan, const ekv_records_layout *layout
         const int64_t begin = plan->cta_begin[i], end = plan->cta_begin[i + 1];
         records[i] = (ekv_cta_record){ .tile_begin = (int32_t)begin, .tile_end = (int32_t)end };
         if (begin < end)
-            records[i].first = plan->tiles[begin];
+            records[i].first = tiles[begin];
     }
 }
 
@@ -73,12 +91,15 @@ static void release(ekv_cuda_plan *p)
             cuda->driver.cuEventDestroy(p->transferred);
         if (p->records)
             cuda->driver.cuMemFree(p->records); /* waits for the kernels that use it */
+        if (p->counters)
+            cuda->driver.cuMemFree(p->counters);
         if (p->planning)
             cuda->driver.cuMemFree(p->planning);
         if (p->staging[0].host)
             cuda->driver.cuMemFreeHost(p->staging[0].host);
         ekv_cuda_leave(cuda, entered);
     }
+    ekv_release(cuda->context, p->merge_of_slot);
     ekv_release(cuda->context, p);
 }
 
@@ -104,11 +125,29 @@ static ekv_status allocate_staging(ekv_cuda_plan *p)
     return EKV_OK;
 }
 
+/* Set to 0 on a stream of its own: the default one would meddle with captures that go on elsewhere. */
+static ekv_status allocate_counters(ekv_plan *plan)
+{
+    ekv_cuda_plan *p = plan->cuda;
+    ekv_cuda *cuda = p->cuda;
+    const size_t count = 1 + (size_t)plan->capacity.slots * (size_t)ekv_max(p->most_warps_per_head, 1);
+    CUstream stream;
+    ekv_status status;
+    if ((status = EKV_CUDA_CALL(cuda, cuMemAlloc, (&p->counters, count * sizeof(uint32_t)))) ||
+        (status = EKV_CUDA_CALL(cuda, cuStreamCreate, (&stream, CU_STREAM_NON_BLOCKING))))
+        return status;
+    status = EKV_CUDA_CALL(cuda, cuMemsetD32Async, (p->counters, 0, count, stream));
+    if (!status)
+        status = EKV_CUDA_CALL(cuda, cuStreamSynchronize, (stream));
+    cuda->driver.cuStreamDestroy(stream);
+    return status;
+}
+
 static ekv_status allocate(ekv_plan *plan)
 {
     ekv_cuda_plan *p = plan->cuda;
     ekv_status status = EKV_CUDA_CALL(p->cuda, cuMemAlloc, (&p->records, p->layout.size));
-    if (status)
+    if (status || (status = allocate_counters(plan)))
         return status;
     return plan->options.on_device ? ekv_cuda_prepare_create(plan) : allocate_staging(p);
 }
@@ -123,6 +162,12 @@ static ekv_status create(ekv_plan *plan)
     p->cuda = cuda;
     p->layout = lay_out_records(plan);
     p->tile_heads = plan->tiles[0].head_count;
+    p->most_warps_per_head = ekv_mma_warps_per_head(plan->batch.head_dim, p->tile_heads);
+    const size_t slots_size = (size_t)ekv_max(plan->capacity.slots, 1) * sizeof *p->merge_of_slot;
+    if (!plan->options.on_device && !(p->merge_of_slot = ekv_alloc(plan->context, slots_size))) {
+        ekv_release(plan->context, p);
+        return ekv_fail(EKV_ERROR_OUT_OF_MEMORY, "no memory for an index of partial slots of %zu bytes", slots_size);
+    }
     plan->cuda = p;
     bool entered;
     ekv_status status = ekv_cuda_enter(cuda, &entered);
@@ -136,7 +181,7 @@ static ekv_status create(ekv_plan *plan)
         return status;
     }
     if (!plan->options.on_device)
-        write_records(plan, &p->layout, p->staging[0].host);
+        write_records(plan, p, p->staging[0].host);
     set_max_kv_len(plan, p);
     return EKV_OK;
 }
@@ -173,9 +218,9 @@ static ekv_status begin_update(ekv_plan *plan)
 static void end_update(ekv_plan *plan)
 {
     ekv_cuda_plan *p = plan->cuda;
-    write_records(plan, &p->layout, p->staging[p->latest].host);
+    write_records(plan, p, p->staging[p->latest].host);
     if (p->captured)
-        write_records(plan, &p->layout, p->staging[EKV_STAGING_CAPTURED].host);
+        write_records(plan, p, p->staging[EKV_STAGING_CAPTURED].host);
     set_max_kv_len(plan, p);
 }
 
@@ -230,7 +275,7 @@ static ekv_status transfer_captured(ekv_plan *plan, CUstream stream, cuuint64_t 
     if (p->captured && capture == p->capture)
         return stream == p->origin ? EKV_OK : EKV_CUDA_CALL(cuda, cuStreamWaitEvent, (stream, p->transferred, 0));
     if (!p->captured)
-        write_records(plan, &p->layout, staging->host);
+        write_records(plan, p, staging->host);
     if ((status = enqueue_transfer(p, staging, stream)) ||
         (status = EKV_CUDA_CALL(cuda, cuEventRecordWithFlags, (staging->copied, stream, CU_EVENT_RECORD_EXTERNAL))) ||
         (status = EKV_CUDA_CALL(cuda, cuEventRecord, (p->transferred, stream))))

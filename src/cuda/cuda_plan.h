@@ -31,9 +31,12 @@ typedef struct ekv_cuda_plan {
     ekv_cuda *cuda;
     ekv_records_layout layout;
     CUdeviceptr records;
+    CUdeviceptr counters; /* uint32_t: of the queue, and of arrivals at merges (params.h); 0 between decodes */
     ekv_staging staging[EKV_NUM_STAGING];
     int32_t max_kv_len;
-    int32_t tile_heads; /* heads a tile, the same for all tiles */
+    int32_t tile_heads;          /* heads a tile, the same for all tiles */
+    int32_t most_warps_per_head; /* of an mma kernel; 0: not even one fits */
+    int32_t *merge_of_slot;      /* [capacity.slots], of the last records written; NULL for an on-device plan */
 
     int32_t latest;                   /* staging[latest] holds the plan's records */
     bool uploaded;                    /* a transfer out of it is enqueued ... */

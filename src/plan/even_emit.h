@@ -33,10 +33,10 @@ EKV_INLINE EKV_HD int32_t ekv_even_num_merges(ekv_even_place begin, ekv_even_pla
     return end.token > 0 && !continues;
 }
 
-/* Piece k of a CTA whose marks are mark[0] and mark[1].  Returns whether it is the first of a pair that is cut; *merge
- * is then that pair's. */
-EKV_INLINE EKV_HD int ekv_even_piece(const ekv_even_line *line, int32_t cta, const ekv_even_mark *mark, int32_t k,
-                                     ekv_tile *tile, ekv_merge *merge)
+/* Piece k of a CTA whose marks are mark[0] and mark[1].  Where its pair is cut, *merge is the pair's, and the CTA of
+ * the pair's first piece is returned, whose mark has the merge's index; else -1. */
+EKV_INLINE EKV_HD int32_t ekv_even_piece(const ekv_even_line *line, int32_t cta, const ekv_even_mark *mark, int32_t k,
+                                         ekv_tile *tile, ekv_merge *merge)
 {
     const ekv_even_place end = mark[1].place;
     ekv_even_place at = mark[0].place;
@@ -48,12 +48,12 @@ EKV_INLINE EKV_HD int ekv_even_piece(const ekv_even_line *line, int32_t cta, con
     }
     if (!ekv_even_is_part(at, end)) {
         *tile = ekv_even_whole(line, at);
-        return 0;
+        return -1;
     }
     const int32_t first_cta = at.token > 0 ? ekv_even_first_cta(line, at) : cta;
     *merge = ekv_even_merge(line, at, first_cta);
     *tile = ekv_even_part(line, cta, at, end, merge, first_cta);
-    return at.token == 0;
+    return first_cta;
 }
 
 /* ---- even-invariant ------------------------------------------------------------------------------------ */
@@ -86,7 +86,7 @@ EKV_INLINE EKV_HD int32_t ekv_even_merges_before(const ekv_even_chunk_line *c, i
 }
 
 /* Chunk k of a CTA whose marks are mark[0] and mark[1].  Returns the index of its pair's merge, which is then in
- * *merge, or -1 where it is not the first of several chunks. */
+ * *merge, or -1 where the pair is one chunk. */
 EKV_INLINE EKV_HD int32_t ekv_even_chunk_piece(const ekv_even_chunk_line *c, const ekv_even_mark *mark, int32_t k,
                                                ekv_tile *tile, ekv_merge *merge)
 {
@@ -106,7 +106,7 @@ EKV_INLINE EKV_HD int32_t ekv_even_chunk_piece(const ekv_even_chunk_line *c, con
     const ekv_even_place at = { request, (int32_t)(offset / n), (int32_t)(offset % n) * line->block_tokens };
     *merge = ekv_even_chunk_merge(&c->chunks, at);
     *tile = ekv_even_chunk_tile(&c->chunks, at, merge);
-    return n > 1 && at.token == 0 ? ekv_even_merges_before(c, request) + at.group : -1;
+    return n > 1 ? ekv_even_merges_before(c, request) + at.group : -1;
 }
 
 #endif

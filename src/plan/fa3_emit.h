@@ -100,11 +100,12 @@ EKV_INLINE EKV_HD ekv_tile ekv_fa3_tile_of(const ekv_fa3_shape *shape, const ekv
     return tile;
 }
 
-/* Tile k of the request, in the order KV head, split, m_block. */
+/* Tile k of the request, in the order KV head, split, m_block, as ekv_device_tile has it. */
 EKV_INLINE EKV_HD ekv_tile ekv_fa3_piece(const ekv_fa3_shape *shape, const ekv_fa3_work *work, int32_t k)
 {
-    const int32_t unit = k / shape->m_blocks;
-    return ekv_fa3_tile_of(shape, work, unit / work->num_splits, unit % work->num_splits, k % shape->m_blocks);
+    const int32_t unit = k / shape->m_blocks, m_block = k % shape->m_blocks;
+    const ekv_tile tile = ekv_fa3_tile_of(shape, work, unit / work->num_splits, unit % work->num_splits, m_block);
+    return ekv_device_tile(tile, work->num_splits > 1 ? work->merge_begin + m_block : -1);
 }
 
 /* The merge of m_block, where there are several splits. */

@@ -26,6 +26,15 @@ _Static_assert(sizeof(ekv_tile) == 32, "ekv_tile is a 32-byte record");
 _Static_assert(sizeof(ekv_merge) == 32, "ekv_merge is a 32-byte record");
 #endif
 
+/* The record of a tile on the device: one with a partial result has the index of its merge, which has the m_block, in
+ * place of m_block. */
+EKV_INLINE EKV_HD ekv_tile ekv_device_tile(ekv_tile tile, int32_t merge)
+{
+    if (tile.flags & EKV_TILE_PARTIAL)
+        tile.m_block = merge;
+    return tile;
+}
+
 EKV_INLINE EKV_HD int64_t ekv_merge_slot(const ekv_merge *merge, int32_t split)
 {
     return split == 0 ? merge->slot_first : merge->slot_next + (int64_t)(split - 1) * merge->slot_stride;

@@ -232,7 +232,8 @@ static void a_capture_may_fork(void **state)
 
 /* ---- Streams --------------------------------------------------------------------------------------------- */
 
-static void another_stream_waits_for_the_transfer(void **state)
+/* Ordered by events, as decodes of one plan must be; the transfer of each update goes out on the first stream. */
+static void streams_take_turns(void **state)
 {
     (void)state;
     gpu_problem problem = make_problem(), other_problem = make_problem();
@@ -249,9 +250,10 @@ static void another_stream_waits_for_the_transfer(void **state)
         assert_ok(ekv_cuda_occupy(gpu_context, first, 1, 10 * 1000 * 1000));
         run.options.stream = first;
         assert_ok(gpu_decode(&run, &problem));
+        assert_ok(ekv_cuda_stream_order(gpu_context, first, second));
         run.options.stream = second;
         assert_ok(ekv_decode(run.plan, &other_problem.tensors, &run.options, workspace, run.workspace_size));
-        assert_ok(ekv_cuda_stream_wait(gpu_context, second));
+        assert_ok(ekv_cuda_stream_order(gpu_context, second, first));
         assert_ok(ekv_cuda_stream_wait(gpu_context, first));
         read_and_check(&problem, &run, "first stream");
         read_and_check(&other_problem, &run, "second stream");
@@ -321,7 +323,7 @@ static int run(void)
         cmocka_unit_test(updates_wait_for_a_replay_in_flight),
         cmocka_unit_test(updates_do_not_reach_decodes_in_flight),
         cmocka_unit_test(a_capture_may_fork),
-        cmocka_unit_test(another_stream_waits_for_the_transfer),
+        cmocka_unit_test(streams_take_turns),
         cmocka_unit_test(two_streams_at_once),
         cmocka_unit_test(ten_thousand_launches_beside_a_busy_kernel),
     };

@@ -59,10 +59,12 @@ EKV_DEVICE void ekv_copy_commit()
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most `pending` of the thread's youngest groups are under way; pending is 0..2. */
+/* Waits until at most `pending` of the thread's youngest groups are under way; pending is 0..3. */
 EKV_DEVICE void ekv_copy_wait(int pending)
 {
-    if (pending >= 2)
+    if (pending >= 3)
+        asm volatile("cp.async.wait_group 3;" ::: "memory");
+    else if (pending == 2)
         asm volatile("cp.async.wait_group 2;" ::: "memory");
     else if (pending == 1)
         asm volatile("cp.async.wait_group 1;" ::: "memory");
@@ -82,6 +84,18 @@ EKV_DEVICE ekv_tile ekv_load_tile(const ekv_tile *tiles, int32_t index)
     record.words[0] = __ldg(source);
     record.words[1] = __ldg(source + 1);
     return record.tile;
+}
+
+EKV_DEVICE ekv_merge ekv_load_merge(const ekv_merge *merges, int32_t index)
+{
+    union {
+        int4 words[2];
+        ekv_merge merge;
+    } record;
+    const int4 *source = reinterpret_cast<const int4 *>(merges + index);
+    record.words[0] = __ldg(source);
+    record.words[1] = __ldg(source + 1);
+    return record.merge;
 }
 
 /* The request's row of the page table. */
@@ -153,6 +167,14 @@ EKV_DEVICE void ekv_write_row(const ekv_kernel_params &p, const ekv_tile &tile, 
                      out, total > 0 ? 1.0f / total : 0.0f);
     if (p.lse && d == 0)
         p.lse[tile.request * p.lse_stride_request + query_head * p.lse_stride_head] = ekv_lse(p, top, total);
+}
+
+/* What was stored before others added to the count that is read here can be read afterwards. */
+EKV_DEVICE uint32_t ekv_load_acquire(const uint32_t *count)
+{
+    uint32_t value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(count) : "memory");
+    return value;
 }
 
 /* ---- Dependent launches ------------------------------------------------------------------------------- */

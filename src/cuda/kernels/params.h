@@ -59,14 +59,21 @@ typedef struct ekv_kernel_params {
 
     /* The plan. */
     const ekv_plan_header *header;
-    const ekv_tile *tiles;
+    const ekv_tile *tiles; /* as ekv_device_tile has them */
     const ekv_merge *merges;
     const ekv_cta_record *ctas; /* range: [num_ctas] */
 
+    /* The plan's too; 0 before and after each launch. */
+    uint32_t *queue;    /* queue: claims so far */
+    uint32_t *arrivals; /* mma: [slots][warps_per_head] (mma_result.cuh) */
+
     /* Workspace. */
-    uint32_t *queue;   /* queue: next tile less the grid size; set to 0 before the launch */
-    float *part_o;     /* [slots][slot_rows][head_dim], not normalised */
-    float *part_ml;    /* [slots][slot_rows][2]: largest score (unscaled), sum of exp2 relative to it */
+    /* simt: [slots][slot_rows][head_dim], not normalised.  mma: [slots][8 or 16 rows * head_dim], in the order of the
+     * registers of a product. */
+    float *part_o;
+    /* Largest score and sum of exp2 relative to it.  simt: [slots][slot_rows][2], the score not scaled.  mma:
+     * [slots][warps_per_head][8 or 16 rows][2], the score times scale_log2. */
+    float *part_ml;
     ekv_stamp *stamps; /* [num_tiles + num_merges * merge_heads] or NULL; merges from num_tiles on */
 
     float scale_log2; /* |sm_scale| * log2(e) */
@@ -75,14 +82,12 @@ typedef struct ekv_kernel_params {
     int32_t dispatch; /* ekv_dispatch */
     int32_t page_size;
     int32_t head_dim;
-    int32_t group; /* query heads a KV head */
-    int32_t kv_heads;
+    int32_t group;             /* query heads a KV head */
     int32_t query_heads_tiled; /* 1: a tile's head is a query head (GQA not packed) */
-    int32_t slot_rows;         /* rows of a partial slot */
-    int32_t block_m;           /* rows of an m_block */
-    int32_t tile_heads;        /* heads a tile, the same for all */
+    int32_t slot_rows;         /* simt: rows of a partial slot */
     int32_t merge_heads;       /* heads a merge, the same for all */
-    int32_t stages;            /* mma: of a warp's ring, 2 or 3 */
+    int32_t stages;            /* mma: of a warp's ring, 2 to 4 */
+    int32_t round_tokens;      /* mma: of a round, at most (mma_scout.cuh) */
     int32_t warps_per_head;    /* mma: warps that share a head's tokens */
     int32_t pages_aligned;     /* 1: 16 | page_size and every tile begins at a multiple of 16 */
 } ekv_kernel_params;

@@ -273,12 +273,16 @@ EKV_DEVICE void emit_even(const ekv_prepare_even_params &p)
         for (int32_t k = (int32_t)threadIdx.x; k < end - begin; k += (int32_t)blockDim.x) {
             ekv_merge merge;
             int32_t index;
-            if (INVARIANT)
+            if (INVARIANT) {
                 index = ekv_even_chunk_piece(&line, mark, k, &tile, &merge);
-            else
-                index = ekv_even_piece(&line.chunks.line, cta, mark, k, &tile, &merge) ? mark[0].merges : -1;
+            } else {
+                index = ekv_even_piece(&line.chunks.line, cta, mark, k, &tile, &merge);
+                if (index >= 0)
+                    index = p.marks[index].merges;
+            }
+            tile = ekv_device_tile(tile, index);
             store_tile(p.io.tiles + begin + k, tile);
-            if (index >= 0)
+            if (index >= 0 && tile.kv_begin == 0)
                 store_merge(p.io.merges + index, merge);
             if (k == 0 && p.io.ctas)
                 store_cta(p.io.ctas + cta, begin, end, tile);

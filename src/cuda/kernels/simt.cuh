@@ -322,8 +322,12 @@ EKV_DEVICE void decode(const ekv_kernel_params &p)
             index++;
             continue;
         }
-        if (threadIdx.x == 0)
-            shared.tile = (int32_t)ekv_min((int64_t)atomicAdd(p.queue, 1u) + gridDim.x, num_tiles);
+        if (threadIdx.x == 0) {
+            const uint32_t before = atomicAdd(p.queue, 1u);
+            shared.tile = (int32_t)ekv_min((int64_t)before + gridDim.x, num_tiles);
+            if (before == (uint32_t)num_tiles - 1) /* every CTA has asked in vain */
+                *p.queue = 0;
+        }
         __syncthreads();
         index = shared.tile;
         end = num_tiles;

@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What becomes of a tile's result: an output, or a partial result that the last of its merge to arrive merges.
+ *
+ * A warp holds its *part* of a result in the registers of the product, O^T: some d tiles, all of them where a head has
+ * one warp.  Partial results lie in the workspace in that order of registers, so that neither writing nor merging one
+ * exchanges anything.
+ *
+ * Merges form a tree.  The splits of a merge are put into groups of up to EKV_MMA_FAN_IN in their order; whoever
+ * arrives last at a group merges it, in split order, and arrives with that at the group of groups, until one is left,
+ * which becomes the output.  What is added to what is fixed by the number of splits alone: results do not depend on who
+ * is last.  Nobody waits for anybody.  Who finds all others there keeps its own in shared memory and need not arrive:
+ * the fence and the atomic cost more than the merge of a few splits, and each byte that is written as much time as four
+ * that are read.
+ *
+ * Arrivals are counted for each group and each part by itself: at level L, in the place of split `first split of the
+ * group + L`.  The last one sets the count back to 0, as the next decode of the plan must find it. */
+#ifndef EVENKV_CUDA_KERNELS_MMA_RESULT_CUH
+#define EVENKV_CUDA_KERNELS_MMA_RESULT_CUH
+
+#include "cuda/kernels/mma_product.cuh"
+
+namespace mma
+{
+
+/* ---- Within the CTA --------------------------------------------------------------------------------------- */
+
+/* What the warps of a head hand each other: in the stage that each has just emptied its o, beside it the largest
+ * score and the sum of its rows, and where the stage is. */
+template <int D, int N>
+struct exchange {
+    unsigned char *rings; /* of warp 0 */
+    uint32_t ring_bytes;  /* of a warp */
+    float2 *rows;         /* [warps][N]: largest, sum */
+    int32_t *stage;       /* [warps] */
+
+    EKV_MEMBER exchange(const ekv_kernel_params &p)
+    {
+        const shared_memory<D, N> shared(p);
+        rings = shared.rings;
+        ring_bytes = (uint32_t)(p.stages * shape<D, N>::STAGE_BYTES);
+        rows = shared.rows;
+        stage = shared.stage;
+    }
+
+    EKV_MEMBER float4 *result(int warp, int32_t of_stage) const
+    {
+        return reinterpret_cast<float4 *>(rings + (size_t)warp * ring_bytes +
+                                          (size_t)of_stage * shape<D, N>::STAGE_BYTES);
+    }
+};
+
+EKV_DEVICE void head_barrier(const place &w)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + w.head), "r"(w.members * 32) : "memory");
+}
+
+/* Sums over the lanes' tokens. */
+template <int D, int N, int BF16>
+EKV_DEVICE void sum_lanes(product<D, N, BF16> &c)
+{
+#pragma unroll
+    for (int r = 0; r < shape<D, N>::ROW_TILES; r++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int other = 4; other < 32; other *= 2)
+                c.sum[r][i] += __shfl_xor_sync(EKV_FULL_WARP, c.sum[r][i], other);
+}
+
+/* Merges the warps of a head, in their order; the warp's part is then in the first `count` d tiles of c.o. */
+template <int D, int N, int BF16>
+EKV_DEVICE void merge_warps(const place &w, const exchange<D, N> &x, product<D, N, BF16> &c, int32_t stage, int count)
+{
+    typedef shape<D, N> S;
+    const int first_warp = w.head * w.members, column = w.lane % 4 * 2;
+    if (w.lane == 0)
+        x.stage[w.warp] = stage;
+    __syncwarp();
+    float4 *mine = x.result(w.warp, stage);
+#pragma unroll
+    for (int r = 0; r < S::ROW_TILES; r++) {
+        if (w.lane < 4)
+            for (int i = 0; i < 2; i++)
+                x.rows[w.warp * N + r * 8 + column + i] = make_float2(c.largest[r][i], c.sum[r][i]);
+#pragma unroll
+        for (int d = 0; d < S::D_TILES; d++)
+            if (stage >= 0)
+                mine[(r * S::D_TILES + d) * 32 + w.lane] =
+                    make_float4(c.o[r][d][0], c.o[r][d][1], c.o[r][d][2], c.o[r][d][3]);
+    }
+    head_barrier(w);
+    c.clear();
+#pragma unroll
+    for (int r = 0; r < S::ROW_TILES; r++) {
+        for (int m = first_warp; m < first_warp + w.members; m++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                c.largest[r][i] = fmaxf(c.largest[r][i], x.rows[m * N + r * 8 + column + i].x);
+#pragma unroll 1
+        for (int m = first_warp; m < first_warp + w.members; m++) {
+            if (x.stage[m] < 0)
+                continue;
+            float weight[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float2 ml = x.rows[m * N + r * 8 + column + i];
+                weight[i] = ekv_exp2(ml.x - c.largest[r][i]);
+                c.sum[r][i] = fmaf(weight[i], ml.y, c.sum[r][i]);
+            }
+            const float4 *from = x.result(m, x.stage[m]) + (r * S::D_TILES + w.member * count) * 32 + w.lane;
+#pragma unroll
+            for (int d = 0; d < S::D_TILES; d++)
+                if (d < count)
+                    add_fragment(c.o[r][d], weight, from[d * 32]);
+        }
+    }
+    head_barrier(w);
+}
+
+/* ---- Output --------------------------------------------------------------------------------------------- */
+
+/* Of four lanes, lane c has words 0..3 of column c; after it, those of row c: word k is what lane k had at c. */
+EKV_DEVICE void transpose_words(uint32_t (&words)[4], int lane)
+{
+#pragma unroll
+    for (int step = 1; step <= 2; step *= 2)
+#pragma unroll
+        for (int t = 0; t < 4; t++)
+            if (!(t & step)) {
+                const bool upper = lane & step;
+                const uint32_t other = __shfl_xor_sync(EKV_FULL_WARP, upper ? words[t] : words[t | step], step);
+                if (upper)
+                    words[t] = other;
+                else
+                    words[t | step] = other;
+            }
+}
+
+/* O and LSE of a head from the part that c holds: d tiles w.member * count and on. */
+template <int D, int N, int BF16>
+EKV_DEVICE void write_output(const ekv_kernel_params &p, const place &w, int32_t request, int32_t head,
+                             const product<D, N, BF16> &c, int count)
+{
+    typedef shape<D, N> S;
+    const int rows = p.query_heads_tiled ? 1 : p.group, lane4 = w.lane % 4;
+#pragma unroll
+    for (int r = 0; r < S::ROW_TILES; r++) {
+        float factor[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            factor[i] = c.sum[r][i] > 0 ? 1.0f / c.sum[r][i] : 0.0f;
+        const int row = r * 8 + w.lane / 4;
+        uint16_t *to = reinterpret_cast<uint16_t *>(p.o) + request * p.o_stride_request +
+                       ekv_query_head(p, head, row < rows ? row : 0) * p.o_stride_head;
+#pragma unroll
+        for (int d = 0; d < S::D_TILES; d += 2) {
+            if (d >= count)
+                break;
+            uint32_t words[4];
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                const float(&o)[4] = c.o[r][d + t / 2];
+                words[t] = transpose_matrix(ekv_pack2<BF16>(o[t % 2 * 2] * factor[0], o[t % 2 * 2 + 1] * factor[1]));
+            }
+            transpose_words(words, w.lane);
+            if (row < rows && d + lane4 / 2 < count)
+                *reinterpret_cast<uint4 *>(to + (w.member * count + d) * 16 + lane4 * 8) =
+                    make_uint4(words[0], words[1], words[2], words[3]);
+        }
+        if (p.lse && w.member == 0 && w.lane < 4)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (r * 8 + lane4 * 2 + i < rows) {
+                    const int32_t query_head = ekv_query_head(p, head, r * 8 + lane4 * 2 + i);
+                    const float sum = c.sum[r][i];
+                    p.lse[request * p.lse_stride_request + query_head * p.lse_stride_head] =
+                        sum > 0 ? (c.largest[r][i] + log2f(sum)) * p.lse_factor : -INFINITY;
+                }
+    }
+}
+
+/* ---- Partial results ------------------------------------------------------------------------------------ */
+
+/* Of a merge, the splits that are merged together: first, first + span, ..., this many. */
+struct group {
+    int32_t first, span, splits;
+
+    EKV_MEMBER int32_t split(int32_t s) const
+    {
+        return first + s * span;
+    }
+};
+
+/* The partial results of a merge, as one warp sees them. */
+template <int D, int N>
+struct partials {
+    typedef shape<D, N> S;
+    int32_t slot_first, slot_next, slot_stride; /* of the warp's head */
+    int count;                                  /* d tiles of the part */
+    int32_t kept;                               /* split whose o lies in shared memory; -1: none */
+    float4 *kept_o;
+
+    EKV_MEMBER partials(const place &w, const round_header &t, int part)
+        : slot_first(t.slot_first + w.head), slot_next(t.slot_next + w.head), slot_stride(t.slot_stride), count(part),
+          kept(-1), kept_o(0)
+    {
+    }
+
+    EKV_MEMBER int64_t slot(int32_t split) const
+    {
+        return split == 0 ? slot_first : slot_next + (int64_t)(split - 1) * slot_stride;
+    }
+
+    /* The lane's piece of the part's first d tile; those of others are 32 and D_TILES * 32 further. */
+    EKV_MEMBER float4 *o(const ekv_kernel_params &p, const place &w, int32_t split) const
+    {
+        if (split == kept)
+            return kept_o + w.lane;
+        return reinterpret_cast<float4 *>(p.part_o + slot(split) * (N * D)) + w.member * count * 32 + w.lane;
+    }
+
+    EKV_MEMBER float2 *ml(const ekv_kernel_params &p, const place &w, int32_t split) const
+    {
+        return reinterpret_cast<float2 *>(p.part_ml) + (slot(split) * w.members + w.member) * N;
+    }
+
+    EKV_MEMBER uint32_t *arrivals(const ekv_kernel_params &p, const place &w, int32_t split) const
+    {
+        return p.arrivals + slot(split) * w.members + w.member;
+    }
+
+    template <int BF16>
+    EKV_MEMBER void store(const ekv_kernel_params &p, const place &w, int32_t split, const product<D, N, BF16> &c) const
+    {
+        const int column = w.lane % 4 * 2, rows = p.query_heads_tiled ? 1 : p.group;
+        float4 *to = o(p, w, split);
+#pragma unroll
+        for (int r = 0; r < S::ROW_TILES; r++) {
+            if (r * 8 + column < rows)
+#pragma unroll
+                for (int d = 0; d < S::D_TILES; d++)
+                    if (d < count)
+                        to[(r * S::D_TILES + d) * 32] =
+                            make_float4(c.o[r][d][0], c.o[r][d][1], c.o[r][d][2], c.o[r][d][3]);
+            if (w.lane < 4)
+                *reinterpret_cast<float4 *>(ml(p, w, split) + r * 8 + column) =
+                    make_float4(c.largest[r][0], c.sum[r][0], c.largest[r][1], c.sum[r][1]);
+        }
+    }
+
+    /* A split without tokens has an o of 0.  Largest scores and sums of the group into c, and the weight of each split:
+     * of split lane / 8 + 4 * i and row lane % 8 in weights[i]. */
+    template <int BF16>
+    EKV_MEMBER void weigh(const ekv_kernel_params &p, const place &w, const group &g, int r, product<D, N, BF16> &c,
+                          float (&weights)[EKV_MMA_FAN_IN / 4]) const
+    {
+        float2 rows[EKV_MMA_FAN_IN / 4];
+        float top = LOWEST, total = 0;
+#pragma unroll
+        for (int i = 0; i < EKV_MMA_FAN_IN / 4; i++) {
+            const int32_t s = w.lane / 8 + 4 * i;
+            rows[i] = s < g.splits ? __ldcg(ml(p, w, g.split(s)) + r * 8 + w.lane % 8) : make_float2(LOWEST, 0);
+            top = fmaxf(top, rows[i].x);
+        }
+        top = fmaxf(top, __shfl_xor_sync(EKV_FULL_WARP, top, 8));
+        top = fmaxf(top, __shfl_xor_sync(EKV_FULL_WARP, top, 16));
+#pragma unroll
+        for (int i = 0; i < EKV_MMA_FAN_IN / 4; i++) {
+            weights[i] = ekv_exp2(rows[i].x - top);
+            total = fmaf(weights[i], rows[i].y, total);
+        }
+        total += __shfl_xor_sync(EKV_FULL_WARP, total, 8);
+        total += __shfl_xor_sync(EKV_FULL_WARP, total, 16);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            c.largest[r][i] = __shfl_sync(EKV_FULL_WARP, top, w.lane % 4 * 2 + i);
+            c.sum[r][i] = __shfl_sync(EKV_FULL_WARP, total, w.lane % 4 * 2 + i);
+        }
+    }
+
+    /* Of AT_ONCE splits from s on the lane's pieces of TILES d tiles from d0 on, row tile r; zeros where there is none.
+     */
+    template <int AT_ONCE, int TILES>
+    EKV_MEMBER void load(const ekv_kernel_params &p, const place &w, const group &g, int32_t s, int r, int d0,
+                         float4 (&to)[AT_ONCE][TILES]) const
+    {
+        const bool stored = r * 8 + w.lane % 4 * 2 < (p.query_heads_tiled ? 1 : p.group);
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const float4 *from = o(p, w, g.split(min(s + k, g.splits - 1))) + (r * S::D_TILES + d0) * 32;
+#pragma unroll
+            for (int d = 0; d < TILES; d++) {
+                to[k][d] = make_float4(0, 0, 0, 0);
+                if (stored && s + k < g.splits && d0 + d < count)
+                    to[k][d] = g.split(s + k) == kept ? from[d * 32] : __ldcg(from + d * 32);
+            }
+        }
+    }
+
+    /* Merges the group into c. */
+    template <int BF16>
+    EKV_MEMBER void merge(const ekv_kernel_params &p, const place &w, const group &g, product<D, N, BF16> &c) const
+    {
+        /* As many loads under way as there are registers for. */
+        enum { AT_ONCE = 2, MOST = N == 8 ? 8 : 4, TILES = S::D_TILES < MOST ? S::D_TILES : MOST };
+        const int column = w.lane % 4 * 2;
+        c.forget_q();
+        c.clear();
+#pragma unroll
+        for (int r = 0; r < S::ROW_TILES; r++) {
+            float weights[EKV_MMA_FAN_IN / 4] = {};
+#pragma unroll
+            for (int d0 = 0; d0 < S::D_TILES; d0 += TILES) {
+                float four[EKV_MMA_FAN_IN / 4]; /* the first has those of the four splits that are being added */
+#pragma unroll
+                for (int i = 0; i < EKV_MMA_FAN_IN / 4; i++)
+                    four[i] = weights[i];
+#pragma unroll 1
+                for (int32_t s = 0; s < g.splits; s += AT_ONCE) {
+                    float4 pieces[AT_ONCE][TILES];
+                    load<AT_ONCE, TILES>(p, w, g, s, r, d0, pieces);
+                    if (d0 == 0 && s == 0) { /* with the first pieces under way */
+                        weigh(p, w, g, r, c, weights);
+#pragma unroll
+                        for (int i = 0; i < EKV_MMA_FAN_IN / 4; i++)
+                            four[i] = weights[i];
+                    }
+#pragma unroll
+                    for (int k = 0; k < AT_ONCE; k++) {
+                        float weight[2];
+#pragma unroll
+                        for (int i = 0; i < 2; i++) /* s % 4 is 0 or 2 */
+                            weight[i] = __shfl_sync(EKV_FULL_WARP, four[0], (s % 4 + k) * 8 + column + i);
+#pragma unroll
+                        for (int d = 0; d < TILES; d++)
+                            add_fragment(c.o[r][d0 + d], weight, pieces[k][d]);
+                    }
+                    if (s % 4 == 4 - AT_ONCE)
+#pragma unroll
+                        for (int i = 0; i + 1 < EKV_MMA_FAN_IN / 4; i++)
+                            four[i] = four[i + 1];
+                }
+            }
+        }
+    }
+};
+
+/* What the warp has stored can be read by those who come later.  Whether all others have come before. */
+EKV_DEVICE bool arrive(uint32_t *arrivals, int32_t splits, int lane)
+{
+    __syncwarp();
+    uint32_t before = 0;
+    if (lane == 0)
+        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrivals) : "memory");
+    return __shfl_sync(EKV_FULL_WARP, before, 0) == (uint32_t)splits - 1;
+}
+
+/* c: the warp's part of the tile of header t.  stage: of the warp's ring, free, or -1.  Climbs the tree as long as the
+ * warp is the last; true: c is the merged result. */
+template <int D, int N, int BF16>
+EKV_DEVICE bool merge_last(const ekv_kernel_params &p, const place &w, const round_header &t, product<D, N, BF16> &c,
+                           int count, int32_t stage)
+{
+    partials<D, N> parts(w, t, count);
+    const int32_t fan = fan_in(t.num_splits);
+    int32_t child = t.split, children = t.num_splits, level = 0;
+    group g;
+    g.span = 1;
+    while (children > 1) {
+        const int32_t first = child / fan * fan;
+        g.first = first * g.span;
+        g.splits = min(fan, children - first);
+        if (g.splits > 1) {
+            uint32_t *arrivals = parts.arrivals(p, w, g.first + level);
+            const bool last = level == 0 && t.arrived >> w.warp & 1;
+            parts.kept = last && stage >= 0 ? g.split(child - first) : -1;
+            parts.kept_o = exchange<D, N>(p).result(w.warp, stage);
+            parts.store(p, w, g.split(child - first), c);
+            if (!last && !arrive(arrivals, g.splits, w.lane))
+                return false;
+            __syncwarp(); /* the lanes read what others have acquired and stored */
+            if (w.lane == 0)
+                *arrivals = 0;
+            parts.merge(p, w, g, c);
+        }
+        child /= fan;
+        children = (children + fan - 1) / fan;
+        g.span *= fan;
+        level++;
+    }
+    return true;
+}
+
+} // namespace mma
+
+#endif
