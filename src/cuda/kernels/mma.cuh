@@ -59,8 +59,8 @@ EKV_DEVICE void decode(const ekv_kernel_params &p)
     const int warps = shared.warps;
 
     if (threadIdx.x < EKV_MMA_ROUNDS) {
-        barrier_init(rounds.full + threadIdx.x * 8, 1);
-        barrier_init(rounds.empty + threadIdx.x * 8, (uint32_t)warps);
+        barrier_init(rounds.full + threadIdx.x * 8, 32);
+        barrier_init(rounds.empty + threadIdx.x * 8, (uint32_t)warps * 32);
     }
     __syncthreads();
     if (w.warp == warps) {
@@ -104,10 +104,7 @@ EKV_DEVICE void decode(const ekv_kernel_params &p)
                 finish(p, w, t, c, emptied, start_ns);
                 source.held = 0;
             }
-            __syncwarp();
-            if (w.lane == 0)
-                rounds.release(number);
-            number++;
+            rounds.release(number++);
         }
         rounds.wait_full(number);
         const round_header &t = rounds.at(number).header;

@@ -127,13 +127,13 @@ struct round_ring {
         }
     }
 
-    /* By one lane of the scout. */
+    /* By every lane of the scout, for what it has written. */
     EKV_MEMBER void hand_over(uint32_t number) const
     {
         barrier_arrive(full + number % EKV_MMA_ROUNDS * 8);
     }
 
-    /* By one lane of each computing warp. */
+    /* By every lane of the computing warps, for what it has read. */
     EKV_MEMBER void release(uint32_t number) const
     {
         barrier_arrive(empty + number % EKV_MMA_ROUNDS * 8);
@@ -301,15 +301,7 @@ struct scout {
             if (offset >= 0 && offset < p.round_tokens)
                 r.places[offset] = from.places[i];
         }
-        hand_over(lane, ring);
-    }
-
-    EKV_MEMBER void hand_over(int lane, const round_ring &ring)
-    {
-        __syncwarp();
-        if (lane == 0)
-            ring.hand_over(number);
-        number++;
+        ring.hand_over(number++);
     }
 
     /* Bit w: at the merge of the tile all others have arrived whom computing warp w is to merge with, so that it need
@@ -397,7 +389,7 @@ struct scout {
             ring.at(number).header.flags = END;
             ring.at(number).header.blocks = 0;
         }
-        hand_over(lane, ring);
+        ring.hand_over(number++);
     }
 };
 
