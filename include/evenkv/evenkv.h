@@ -119,6 +119,27 @@ EKV_API void ekv_context_free(ekv_context *context);
 
 /* ---- Devices: models of what runs a plan ------------------------------------------------------------- */
 
+/* Systems whose kernels a device model can have constants of.  EVENKV: this project's own, on a GPU or on the CPU. */
+typedef enum ekv_system {
+    EKV_SYSTEM_EVENKV = 0,
+    EKV_SYSTEM_FLASHINFER_CUDA_CORE = 1,
+    EKV_SYSTEM_FLASHINFER_TENSOR_CORE = 2,
+    EKV_SYSTEM_FA3 = 3,
+    EKV_SYSTEM_FLASHINFER_BATCH_ATTENTION = 4,
+    EKV_SYSTEM_FLASHINFER_XQA = 5
+} ekv_system;
+enum { EKV_NUM_SYSTEMS = 6, EKV_MAX_SYSTEMS = 16 };
+
+/* What a system's decode costs on a device; docs/simulator.md has the model.  All 0: nobody measured it. */
+typedef struct ekv_system_model {
+    double cta_gb_per_s;   /* most that one CTA reads, 1e9 bytes/s */
+    double sm_gb_per_s;    /* most that the CTAs of one SM read together */
+    double total_gb_per_s; /* most that all SMs read together */
+    double tile_us;        /* what a tile costs beyond its bytes */
+    double launch_us;      /* before the first tile starts, kernels that prepare included */
+    double merge_us;       /* of merging, beyond its bytes */
+} ekv_system_model;
+
 typedef struct ekv_device {
     size_t struct_size;
     char name[32];
@@ -131,11 +152,17 @@ typedef struct ekv_device {
     double bf16_tflops;           /* dense matrix rate, 1e12 FLOP/s; 0: unknown */
     int64_t l2_bytes;             /* last-level cache; 0: unknown */
     int64_t memory_bytes;         /* 0: unknown */
-    int32_t projected;            /* 1: some constant above was not measured on such a device */
+    int32_t projected;            /* 1: some constant was not measured on such a device */
+    ekv_system_model systems[EKV_MAX_SYSTEMS]; /* by ekv_system, for ekv_simulate */
 } ekv_device;
-#define EKV_DEVICE_INIT                                         \
-    {                                                           \
-        sizeof(ekv_device), { 0 }, 0, 0, 2, 0, 0, 0, 0, 0, 0, 1 \
+#define EKV_DEVICE_INIT                                          \
+    {                                                            \
+        sizeof(ekv_device), { 0 }, 0, 0, 2, 0, 0, 0, 0, 0, 0, 1, \
+        {                                                        \
+            {                                                    \
+                0, 0, 0, 0, 0, 0                                 \
+            }                                                    \
+        }                                                        \
     }
 
 /* Built-in models.  ekv_device_name(i): the name of model i, NULL past the last. */
@@ -415,6 +442,77 @@ typedef struct ekv_merge_args {
 
 /* States are merged in order 0, 1, ...; a row whose states are all empty gives 0 and -inf. */
 EKV_API ekv_status ekv_merge_states(ekv_context *context, const ekv_merge_args *args);
+
+/* ---- Simulation: what a plan would take on a device -------------------------------------------------- */
+
+typedef struct ekv_sim_options {
+    size_t struct_size;
+    int32_t system; /* ekv_system whose kernels run the tiles; -1: the planner's own, on "cpu" evenkv's */
+    int32_t events; /* 1: keep when and where each tile ran */
+} ekv_sim_options;
+#define EKV_SIM_OPTIONS_INIT           \
+    {                                  \
+        sizeof(ekv_sim_options), -1, 0 \
+    }
+
+/* Why SMs stand idle at the end. */
+typedef enum ekv_tail_cause {
+    EKV_TAIL_NONE = 0,       /* they hardly do: the tail is at most 5 % of the time */
+    EKV_TAIL_LONG_TILE = 1,  /* the last tile alone takes longer than a slot's even share of all tiles */
+    EKV_TAIL_SPLIT_WAVE = 2, /* tiles fill the slots in waves, the last one only in part; splitting made so many */
+    EKV_TAIL_WHOLE_WAVE = 3, /* the same with requests that were not split */
+    EKV_TAIL_UNEVEN = 4      /* the plan gave some CTA more than others */
+} ekv_tail_cause;
+
+/* A simulated execution.  Deterministic: the same plan, device and options give the same bytes. */
+typedef struct ekv_timeline ekv_timeline;
+
+typedef struct ekv_timeline_info {
+    size_t struct_size;
+    const char *system;   /* whose kernels, as "fa3"; static storage */
+    int32_t projected;    /* 1: constants that nobody measured on such a device */
+    int32_t num_sms;      /* that run the plan */
+    int32_t slots_per_sm; /* CTAs that an SM holds at a time */
+    int64_t num_ctas;
+    int64_t num_tiles;
+    int64_t num_events;   /* 0 without options.events */
+    double time_us;       /* of all of it */
+    double launch_us;     /* before the first tile */
+    double merge_us;      /* of merging, after the last tile */
+    double sm_busy_share; /* share of SMs x time_us in which an SM runs a tile */
+    double tail_us;       /* from the first SM without a tile until the end of the last tile */
+    int64_t tail_tile;    /* index of the tile that ends last; -1: there is none */
+    ekv_tail_cause tail_cause;
+    double kv_gb_per_s; /* K and V of the batch, each byte once, over time_us; 1e9 bytes/s */
+    double imbalance;   /* as in ekv_plan_info */
+    /* Bytes moved, by all tiles and merges. */
+    int64_t kv_bytes, q_bytes, o_bytes, partial_bytes, table_bytes;
+} ekv_timeline_info;
+#define EKV_TIMELINE_INFO_INIT                                                                               \
+    {                                                                                                        \
+        sizeof(ekv_timeline_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, EKV_TAIL_NONE, 0, 0, 0, 0, 0, 0, 0 \
+    }
+
+/* One tile in one slot.  Times are microseconds from the launch. */
+typedef struct ekv_timeline_event {
+    int64_t tile; /* index in the plan */
+    int32_t sm;
+    int32_t slot; /* of the SM, from 0 */
+    double start_us;
+    double stop_us;
+} ekv_timeline_event;
+
+/* The identifier of a system ("fa3"); NULL past the last.  Static storage. */
+EKV_API const char *ekv_system_name(int32_t index);
+/* Predicts how the plan runs on the device (NULL: the one that it was made for).  options: NULL for the defaults.
+ * The timeline borrows nothing from the plan; free it before the plan's context.
+ * Errors: INVALID_ARGUMENT, UNSUPPORTED (the device has no constants of the system), OUT_OF_MEMORY. */
+EKV_API ekv_status ekv_simulate(ekv_plan *plan, const ekv_device *device, const ekv_sim_options *options,
+                                ekv_timeline **timeline);
+EKV_API void ekv_timeline_free(ekv_timeline *timeline);
+EKV_API ekv_status ekv_timeline_info_get(const ekv_timeline *timeline, ekv_timeline_info *info);
+/* Tiles in the order of their starts.  index: 0..num_events-1. */
+EKV_API ekv_status ekv_timeline_event_get(const ekv_timeline *timeline, int64_t index, ekv_timeline_event *event);
 
 #ifdef __cplusplus
 }

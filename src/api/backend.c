@@ -29,5 +29,5 @@ ekv_status ekv_device_detect(ekv_context *context, ekv_device *device)
     ekv_device found = EKV_DEVICE_INIT;
     if (status || (status = ops->detect(context, &found)))
         return status;
-    return ekv_struct_write(device, &found, sizeof found, sizeof found, "ekv_device");
+    return ekv_struct_write(device, &found, sizeof found, EKV_DEVICE_FIRST_SIZE, "ekv_device");
 }

@@ -4,6 +4,7 @@
 #include "base/embedded.h"
 #include "base/number.h"
 #include "base/status.h"
+#include "plan/plan.h"
 
 #include <limits.h>
 #include <stdbool.h>
@@ -206,7 +207,7 @@ ekv_status ekv_device_parse(const char *text, size_t size, const char *origin, e
     }
     if ((status = check_all_seen(&p)) || (status = resolve_sms(&p)))
         return status;
-    return ekv_struct_write(device, &p.device, sizeof p.device, sizeof p.device, "ekv_device");
+    return ekv_struct_write(device, &p.device, sizeof p.device, EKV_DEVICE_FIRST_SIZE, "ekv_device");
 }
 
 /* ---- Built-in models --------------------------------------------------------------------------------- */

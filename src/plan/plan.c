@@ -111,6 +111,14 @@ static ekv_status check_device(const ekv_device *device)
     return check_range(device->request_cost_tokens, "device.request_cost_tokens", 0, 65536);
 }
 
+ekv_status ekv_device_read(const ekv_device *given, ekv_device *device)
+{
+    *device = (ekv_device)EKV_DEVICE_INIT;
+    ekv_status status = ekv_struct_read(device, sizeof *device, given, EKV_DEVICE_FIRST_SIZE, "ekv_device");
+    device->name[sizeof device->name - 1] = 0;
+    return status ? status : check_device(device);
+}
+
 static ekv_status check_options(const ekv_plan_options *options, const ekv_batch *batch, const ekv_device *device)
 {
     ekv_status status;
@@ -221,17 +229,14 @@ static ekv_status read_arguments(ekv_plan *plan, const ekv_batch *batch, const e
     if (!batch || !device)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s is NULL", batch ? "device" : "batch");
     plan->batch = (ekv_batch)EKV_BATCH_INIT;
-    plan->device = (ekv_device)EKV_DEVICE_INIT;
     plan->options = (ekv_plan_options)EKV_PLAN_OPTIONS_INIT;
     ekv_status status;
     if ((status = ekv_struct_read(&plan->batch, sizeof plan->batch, batch, sizeof plan->batch, "ekv_batch")) ||
-        (status = ekv_struct_read(&plan->device, sizeof plan->device, device, sizeof plan->device, "ekv_device")) ||
+        (status = ekv_device_read(device, &plan->device)) ||
         (status = ekv_struct_read(&plan->options, sizeof plan->options, options, sizeof plan->options,
                                   "ekv_plan_options")) ||
-        (status = check_batch(&plan->batch)) || (status = check_device(&plan->device)) ||
-        (status = check_options(&plan->options, &plan->batch, &plan->device)))
+        (status = check_batch(&plan->batch)) || (status = check_options(&plan->options, &plan->batch, &plan->device)))
         return status;
-    plan->device.name[sizeof plan->device.name - 1] = 0;
     plan->group = plan->batch.q_heads / plan->batch.kv_heads;
     plan->num_sms = plan->device.num_sms - plan->options.sm_margin;
     if (plan->options.on_device && plan->planner->device_rule == EKV_DEVICE_RULE_NONE)

@@ -14,6 +14,7 @@
 #include "plan/record.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 
 /* Upper bounds for any lengths of the created batch. */
 typedef struct ekv_plan_capacity {
@@ -39,6 +40,7 @@ typedef struct ekv_planner {
     /* NULL: any lengths fit.  kv_len: [batch_size]. */
     ekv_status (*fits)(const ekv_plan *plan, const int32_t *kv_len, int32_t batch_size);
     void (*build)(ekv_plan *plan);
+    ekv_system system; /* whose kernels run such plans */
     ekv_device_rule device_rule;
 } ekv_planner;
 
@@ -98,6 +100,11 @@ struct ekv_plan {
     void *scratch;      /* capacity.scratch_size bytes, contents undefined between builds */
     int64_t *slot_load; /* [num_sms * resident_ctas], for ekv_plan_info_get */
 };
+
+/* A caller's device, checked and completed: programs built before devices had systems give none.
+ * Errors: INVALID_ARGUMENT, UNSUPPORTED. */
+ekv_status ekv_device_read(const ekv_device *given, ekv_device *device);
+enum { EKV_DEVICE_FIRST_SIZE = offsetof(ekv_device, systems) }; /* of ekv_device as first published */
 
 /* NULL if there is none of that name. */
 const ekv_planner *ekv_planner_find(const char *name);

@@ -172,5 +172,6 @@ const ekv_planner ekv_planner_even = {
     .capacity = even_capacity,
     .fits = even_fits,
     .build = even_build,
+    .system = EKV_SYSTEM_EVENKV,
     .device_rule = EKV_DEVICE_RULE_EVEN,
 };

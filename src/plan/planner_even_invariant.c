@@ -147,5 +147,6 @@ const ekv_planner ekv_planner_even_invariant = {
     .capacity = even_invariant_capacity,
     .fits = even_invariant_fits,
     .build = even_invariant_build,
+    .system = EKV_SYSTEM_EVENKV,
     .device_rule = EKV_DEVICE_RULE_EVEN_INVARIANT,
 };

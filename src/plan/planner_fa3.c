@@ -198,6 +198,7 @@ const ekv_planner ekv_planner_fa3 = {
     .capacity = fa3_capacity,
     .fits = fa3_fits,
     .build = fa3_build,
+    .system = EKV_SYSTEM_FA3,
     .device_rule = EKV_DEVICE_RULE_FA3,
 };
 
@@ -207,6 +208,7 @@ const ekv_planner ekv_planner_fa3_nosplit = {
     .capacity = fa3_nosplit_capacity,
     .fits = fa3_fits,
     .build = fa3_nosplit_build,
+    .system = EKV_SYSTEM_FA3,
     .device_rule = EKV_DEVICE_RULE_FA3,
 };
 
@@ -216,5 +218,6 @@ const ekv_planner ekv_planner_fa3_vllm = {
     .capacity = fa3_vllm_capacity,
     .fits = fa3_fits,
     .build = fa3_vllm_build,
+    .system = EKV_SYSTEM_FA3,
     .device_rule = EKV_DEVICE_RULE_FA3,
 };

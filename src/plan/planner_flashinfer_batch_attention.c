@@ -204,4 +204,5 @@ const ekv_planner ekv_planner_flashinfer_batch_attention = {
     .capacity = batch_attention_capacity,
     .fits = batch_attention_fits,
     .build = batch_attention_build,
+    .system = EKV_SYSTEM_FLASHINFER_BATCH_ATTENTION,
 };

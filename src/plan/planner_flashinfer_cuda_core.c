@@ -110,4 +110,5 @@ const ekv_planner ekv_planner_flashinfer_cuda_core = {
     .summary = "FlashInfer's CUDA-core decode grid: one chunk size, no split from B*Hkv >= SMs * resident CTAs on",
     .capacity = cuda_core_capacity,
     .build = cuda_core_build,
+    .system = EKV_SYSTEM_FLASHINFER_CUDA_CORE,
 };

@@ -72,4 +72,5 @@ const ekv_planner ekv_planner_flashinfer_tensor_core = {
     .summary = "FlashInfer's tensor-core decode grid (its prefill kernel): one chunk size, 2*SMs/Hkv work items",
     .capacity = tensor_core_capacity,
     .build = tensor_core_build,
+    .system = EKV_SYSTEM_FLASHINFER_TENSOR_CORE,
 };

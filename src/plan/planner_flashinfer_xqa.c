@@ -97,4 +97,5 @@ const ekv_planner ekv_planner_flashinfer_xqa = {
     .summary = "FlashInfer's XQA: one split count for all requests, what fills the SMs, at least 256 tokens each",
     .capacity = xqa_capacity,
     .build = xqa_build,
+    .system = EKV_SYSTEM_FLASHINFER_XQA,
 };

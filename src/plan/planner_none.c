@@ -43,4 +43,5 @@ const ekv_planner ekv_planner_none = {
     .summary = "one tile a (request, KV head), never split; with --no-pack-gqa one a query head",
     .capacity = none_capacity,
     .build = none_build,
+    .system = EKV_SYSTEM_EVENKV,
 };

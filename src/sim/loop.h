@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The event loop: CTAs start in dispatch order where a slot is free, and share the memory as a fluid.
+ *
+ * A tile first takes cost.tile_us, in which it moves nothing, then moves its bytes.  All CTAs of an SM that move move
+ * at the same rate: with n of them min(cta_rate, sm_rate / n), and where that is more than total_rate over all SMs,
+ * the largest rates are cut to one level (max-min fairness), so that no bandwidth is left while somebody could take
+ * it. */
+#ifndef EVENKV_SIM_LOOP_H
+#define EVENKV_SIM_LOOP_H
+
+#include "sim/cost.h"
+
+typedef struct ekv_sim_slot {
+    int64_t tile;  /* in flight; -1: none */
+    int64_t next;  /* range: the CTA's next tile, */
+    int64_t end;   /* and where its range ends */
+    double start;  /* of the tile */
+    double finish; /* service of the SM at which its bytes are moved */
+} ekv_sim_slot;
+
+typedef struct ekv_sim_sm {
+    int32_t movers;   /* CTAs that move bytes: the class of the SM */
+    int32_t resident; /* slots with a tile */
+    int32_t place;    /* in the heap of its class */
+    double served;    /* bytes that a CTA moving all the time would have moved, at `mark` */
+    double mark;      /* service of the class at which `served` was taken */
+    double key;       /* service of the class at which the first of its CTAs is done */
+    double busy_since, last_stop;
+} ekv_sim_sm;
+
+/* SMs with the same number of movers. */
+typedef struct ekv_sim_class {
+    int32_t *heap; /* [sms], by key, then SM */
+    int32_t count;
+    double served; /* bytes that a CTA in this class all the time would have moved */
+    double cap;    /* rate of a CTA as far as the SM goes */
+    double rate;
+} ekv_sim_class;
+
+typedef struct ekv_sim_timer {
+    int32_t slot;
+    double at;
+} ekv_sim_timer;
+
+typedef struct ekv_sim_loop {
+    const ekv_plan *plan;
+    const ekv_sim_cost *cost;
+    int64_t num_slots; /* slots that can get a tile; slot k lies on SM k % sms */
+    int32_t sms;       /* with such slots */
+    int32_t num_classes;
+    ekv_sim_slot *slots;    /* [num_slots] */
+    ekv_sim_sm *sm;         /* [sms] */
+    ekv_sim_class *classes; /* [num_classes + 1], by movers; class 0 is idle */
+    int32_t *movers;        /* [sms][num_classes], slots that move, the first sm.movers */
+    int32_t *heaps;         /* [num_classes][sms] */
+    ekv_sim_timer *timers;  /* [num_slots], a ring: all wait equally long */
+    int64_t timer_head, timer_count;
+    int64_t next_tile, next_cta, empty_left;
+    double now, busy_us;
+    int64_t last_tile;
+    double last_tile_us; /* how long the tile that ended last was in flight */
+    ekv_sim_bytes bytes;
+    ekv_timeline_event *events; /* [plan->num_tiles] or NULL, by tile */
+} ekv_sim_loop;
+
+/* Sets the sizes; then lays the arrays out in `memory` (NULL: only counts) and returns the bytes that they need. */
+void ekv_sim_loop_size(ekv_sim_loop *loop, const ekv_plan *plan, const ekv_sim_cost *cost);
+size_t ekv_sim_loop_lay_out(ekv_sim_loop *loop, void *memory);
+/* From launch_us on until all tiles are done. */
+void ekv_sim_loop_run(ekv_sim_loop *loop);
+
+#endif
