@@ -33,6 +33,9 @@ static const choice dispatches[] = {
 static const choice kernels[] = {
     { "auto", EKV_KERNEL_AUTO }, { "simt", EKV_KERNEL_SIMT }, { "mma", EKV_KERNEL_MMA }, { 0 }
 };
+static const choice fits[] = {
+    { "even", CLI_FIT_EVEN }, { "odd", CLI_FIT_ODD }, { "all", CLI_FIT_ALL }, { "none", CLI_FIT_NONE }, { 0 }
+};
 static const choice backends[] = { { "cpu", EKV_BACKEND_CPU }, { "cuda", EKV_BACKEND_CUDA }, { 0 } };
 
 typedef enum option_kind {
@@ -173,6 +176,14 @@ static const option_row table[] = {
            "CUDA: time replays of a captured decode, which bring the plan to the GPU each time, in place of launches"),
     TEXT(CLI_TIMELINE, "timeline", "FILE", timeline,
          "CUDA: write there when and where each tile ran, in Chrome's trace format, which Perfetto opens"),
+
+    TEXT(CLI_CALIBRATE, "from", "FILE", from,
+         "measured times: the CSV of `evenkv bench`, or one of another system with the same columns"),
+    ONE_OF(CLI_CALIBRATE, "fit", "ROWS", fit, fits,
+           "rows to fit to, by their position among those of their planner, from 0: even (default), odd, all; the "
+           "others are judged.  none: judge the constants that the device has"),
+    SWITCH(CLI_CALIBRATE, "residuals", residuals, "print every row, measured and simulated"),
+    TEXT(CLI_CALIBRATE, "save", "FILE", save, "write there the device's model with the fitted constants"),
 
     SWITCH(CLI_TILES, "tiles", tiles, "print every tile as well"),
     SWITCH(CLI_JSON, "json", json, "JSON, one object per line"),
@@ -337,6 +348,7 @@ static const char *heading(unsigned group)
     case CLI_SWEEP: return "The sweep: every distribution x number of requests x number of tokens";
     case CLI_EXECUTION:
     case CLI_TIMELINE: return "Execution";
+    case CLI_CALIBRATE: return "Measured times";
     default: return "Output";
     }
 }

@@ -15,23 +15,27 @@ typedef struct cli_text cli_text;
 
 /* Groups of options; a command takes whole groups. */
 enum {
-    CLI_SHAPE = 1 << 0,     /* heads, head_dim, page size, dtype */
-    CLI_LENGTHS = 1 << 1,   /* KV lengths given */
-    CLI_DIST = 1 << 2,      /* KV lengths made by a distribution */
-    CLI_TRACE = 1 << 3,     /* KV lengths from a request trace */
-    CLI_PLANNERS = 1 << 4,  /* --planner */
-    CLI_PLANNING = 1 << 5,  /* what planners take */
-    CLI_DEVICE = 1 << 6,    /* --device */
-    CLI_EXECUTION = 1 << 7, /* what runs on a backend */
-    CLI_TILES = 1 << 8,     /* --tiles */
-    CLI_JSON = 1 << 9,      /* --json */
-    CLI_OUTPUT = 1 << 10,   /* --output, --help */
-    CLI_SWEEP = 1 << 11,    /* many batches by many planners */
-    CLI_TIMELINE = 1 << 12, /* --timeline */
+    CLI_SHAPE = 1 << 0,      /* heads, head_dim, page size, dtype */
+    CLI_LENGTHS = 1 << 1,    /* KV lengths given */
+    CLI_DIST = 1 << 2,       /* KV lengths made by a distribution */
+    CLI_TRACE = 1 << 3,      /* KV lengths from a request trace */
+    CLI_PLANNERS = 1 << 4,   /* --planner */
+    CLI_PLANNING = 1 << 5,   /* what planners take */
+    CLI_DEVICE = 1 << 6,     /* --device */
+    CLI_EXECUTION = 1 << 7,  /* what runs on a backend */
+    CLI_TILES = 1 << 8,      /* --tiles */
+    CLI_JSON = 1 << 9,       /* --json */
+    CLI_OUTPUT = 1 << 10,    /* --output, --help */
+    CLI_SWEEP = 1 << 11,     /* many batches by many planners */
+    CLI_TIMELINE = 1 << 12,  /* --timeline */
+    CLI_CALIBRATE = 1 << 13, /* measured times */
     CLI_BATCH = CLI_SHAPE | CLI_LENGTHS | CLI_DIST | CLI_TRACE
 };
 
 enum { CLI_BACKEND_AUTO = -1 };
+
+/* Rows that constants are fitted to. */
+typedef enum cli_fit { CLI_FIT_EVEN = 0, CLI_FIT_ODD, CLI_FIT_ALL, CLI_FIT_NONE } cli_fit;
 
 /* What was given; 0 or NULL where an option without a default was not. */
 typedef struct cli_options {
@@ -70,6 +74,10 @@ typedef struct cli_options {
 
     const char *dists, *batches, *token_list; /* "A,B" */
     const char *csv, *plot;
+
+    const char *from, *save;
+    int32_t fit; /* cli_fit */
+    bool residuals;
 
     bool tiles, json, help;
     const char *output;

@@ -14,6 +14,20 @@
 
 extern const ekv_embedded ekv_device_models[]; /* data/devices, embedded by the build */
 
+static const char *const system_names[EKV_NUM_SYSTEMS] = {
+    [EKV_SYSTEM_EVENKV] = "evenkv",
+    [EKV_SYSTEM_FLASHINFER_CUDA_CORE] = "flashinfer-cuda-core",
+    [EKV_SYSTEM_FLASHINFER_TENSOR_CORE] = "flashinfer-tensor-core",
+    [EKV_SYSTEM_FA3] = "fa3",
+    [EKV_SYSTEM_FLASHINFER_BATCH_ATTENTION] = "flashinfer-batch-attention",
+    [EKV_SYSTEM_FLASHINFER_XQA] = "flashinfer-xqa",
+};
+
+const char *ekv_system_name(int32_t index)
+{
+    return index >= 0 && index < EKV_NUM_SYSTEMS ? system_names[index] : NULL;
+}
+
 typedef enum key_kind { KEY_NAME, KEY_SMS, KEY_INT32, KEY_INT64, KEY_DOUBLE } key_kind;
 
 typedef struct device_key {
@@ -45,10 +59,24 @@ static const device_key keys[] = {
 
 enum { NUM_KEYS = sizeof keys / sizeof keys[0] };
 
+/* Constants of a system, `SYSTEM.constant`; a device has all of a system or none.  offset: in ekv_system_model. */
+#define CONSTANT(member, smallest, largest)                                        \
+    {                                                                              \
+#member, KEY_DOUBLE, offsetof(ekv_system_model, member), smallest, largest \
+    }
+static const device_key constants[] = {
+    CONSTANT(cta_gb_per_s, 1e-6, 1e6), CONSTANT(sm_gb_per_s, 1e-6, 1e6), CONSTANT(total_gb_per_s, 1e-6, 1e6),
+    CONSTANT(tile_us, 0, 1e6),         CONSTANT(launch_us, 0, 1e6),      CONSTANT(merge_us, 0, 1e6),
+};
+#undef CONSTANT
+
+enum { NUM_CONSTANTS = sizeof constants / sizeof constants[0] };
+
 typedef struct parser {
     char origin[EKV_PATH_SIZE];
     int line;
     bool seen[NUM_KEYS];
+    bool seen_constants[EKV_NUM_SYSTEMS][NUM_CONSTANTS];
     bool sms_auto; /* num_sms = auto */
     ekv_device device;
 } parser;
@@ -135,6 +163,32 @@ static ekv_status check_text(const parser *p, span line)
     return EKV_OK;
 }
 
+/* `SYSTEM.constant`; *found: whether name is one. */
+static ekv_status read_constant(parser *p, span name, span value, bool *found)
+{
+    const span system = until(name, '.');
+    *found = false;
+    if (system.size == name.size)
+        return EKV_OK;
+    const span constant = { system.text + system.size + 1, name.size - system.size - 1 };
+    for (int32_t s = 0; s < EKV_NUM_SYSTEMS; s++)
+        for (int i = 0; i < NUM_CONSTANTS && equals(system, ekv_system_name(s)); i++) {
+            if (!equals(constant, constants[i].name))
+                continue;
+            *found = true;
+            if (p->seen_constants[s][i])
+                return ekv_fail(EKV_ERROR_PARSE, "%s:%d: %s.%s is repeated", p->origin, p->line, ekv_system_name(s),
+                                constants[i].name);
+            p->seen_constants[s][i] = true;
+            char label[EKV_PATH_SIZE + 64];
+            snprintf(label, sizeof label, "%s:%d: %s.%s", p->origin, p->line, ekv_system_name(s), constants[i].name);
+            unsigned char *model = (unsigned char *)&p->device.systems[s];
+            return ekv_parse_double(value.text, value.size, label, constants[i].smallest, constants[i].largest,
+                                    (double *)(void *)(model + constants[i].offset));
+        }
+    return EKV_OK;
+}
+
 static ekv_status read_line(parser *p, span line)
 {
     ekv_status status = check_text(p, line);
@@ -157,8 +211,28 @@ static ekv_status read_line(parser *p, span line)
         p->seen[i] = true;
         return read_value(p, &keys[i], value);
     }
+    bool found;
+    if ((status = read_constant(p, name, value, &found)) || found)
+        return status;
     return ekv_fail(EKV_ERROR_PARSE, "%s:%d: '%s' is not a key of a device", p->origin, p->line,
                     ekv_quote(name.text, name.size, quoted));
+}
+
+/* A system has all of its constants or none. */
+static ekv_status check_systems(const parser *p)
+{
+    for (int32_t s = 0; s < EKV_NUM_SYSTEMS; s++) {
+        int count = 0, missing = 0;
+        for (int i = 0; i < NUM_CONSTANTS; i++) {
+            count += p->seen_constants[s][i];
+            if (!p->seen_constants[s][i])
+                missing = i;
+        }
+        if (count && count < NUM_CONSTANTS)
+            return ekv_fail(EKV_ERROR_PARSE, "%s:%d: the device has constants of %s but lacks %s.%s", p->origin,
+                            p->line, ekv_system_name(s), ekv_system_name(s), constants[missing].name);
+    }
+    return EKV_OK;
 }
 
 static ekv_status check_all_seen(const parser *p)
@@ -205,7 +279,7 @@ ekv_status ekv_device_parse(const char *text, size_t size, const char *origin, e
         rest = (span){ rest.text + taken, rest.size - taken };
         p.line += rest.size > 0;
     }
-    if ((status = check_all_seen(&p)) || (status = resolve_sms(&p)))
+    if ((status = check_all_seen(&p)) || (status = check_systems(&p)) || (status = resolve_sms(&p)))
         return status;
     return ekv_struct_write(device, &p.device, sizeof p.device, EKV_DEVICE_FIRST_SIZE, "ekv_device");
 }

@@ -7,20 +7,6 @@
 #include <math.h>
 #include <stddef.h>
 
-static const char *const system_names[EKV_NUM_SYSTEMS] = {
-    [EKV_SYSTEM_EVENKV] = "evenkv",
-    [EKV_SYSTEM_FLASHINFER_CUDA_CORE] = "flashinfer-cuda-core",
-    [EKV_SYSTEM_FLASHINFER_TENSOR_CORE] = "flashinfer-tensor-core",
-    [EKV_SYSTEM_FA3] = "fa3",
-    [EKV_SYSTEM_FLASHINFER_BATCH_ATTENTION] = "flashinfer-batch-attention",
-    [EKV_SYSTEM_FLASHINFER_XQA] = "flashinfer-xqa",
-};
-
-const char *ekv_system_name(int32_t index)
-{
-    return index >= 0 && index < EKV_NUM_SYSTEMS ? system_names[index] : NULL;
-}
-
 ekv_system ekv_sim_system_of(const ekv_plan *plan, const ekv_device *device)
 {
     return device->sm_arch ? plan->planner->system : EKV_SYSTEM_EVENKV;
