@@ -4,7 +4,10 @@
 #include "base/arena.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
+
+static const double tie_us = 1e-6;
 
 /* ---- Layout ------------------------------------------------------------------------------------------ */
 
@@ -29,6 +32,7 @@ size_t ekv_sim_loop_lay_out(ekv_sim_loop *loop, void *memory)
     loop->movers = ekv_arena_take(&arena, sms * classes * sizeof *loop->movers);
     loop->heaps = ekv_arena_take(&arena, sms * classes * sizeof *loop->heaps);
     loop->timers = ekv_arena_take(&arena, slots * sizeof *loop->timers);
+    loop->freed = ekv_arena_take(&arena, slots * sizeof *loop->freed);
     return arena.used;
 }
 
@@ -138,6 +142,15 @@ static void begin_move(ekv_sim_loop *loop, int32_t slot)
     loop->bytes.table += bytes.table;
 }
 
+/* CTAs of an SM wait for the same units.  Where one alone keeps them busy for a share u = cta_rate / sm_rate of the
+ * time, n that do not know of each other do for 1 - (1 - u)^n. */
+double ekv_sim_rate(const ekv_sim_cost *cost, int32_t n)
+{
+    if (cost->cta_rate >= cost->sm_rate)
+        return cost->sm_rate / n;
+    return cost->sm_rate * (1 - pow(1 - cost->cta_rate / cost->sm_rate, n)) / n;
+}
+
 /* ---- Tiles ------------------------------------------------------------------------------------------- */
 
 /* The tile that the slot runs next: -1 where none is left for it, -2 for a CTA of a padded grid without a tile. */
@@ -192,7 +205,29 @@ static void end_tile(ekv_sim_loop *loop, int32_t slot)
     }
     if (!--sm->resident)
         loop->busy_us += loop->now - sm->busy_since;
-    start_next(loop, slot);
+    loop->freed[loop->num_freed++].slot = slot;
+}
+
+static int by_rank(const void *a, const void *b)
+{
+    const ekv_sim_freed *x = a, *y = b;
+    if (x->rank != y->rank)
+        return x->rank < y->rank ? -1 : 1;
+    return (x->slot > y->slot) - (x->slot < y->slot);
+}
+
+static void fill_freed(ekv_sim_loop *loop)
+{
+    if (loop->num_freed > 1) {
+        for (int64_t i = 0; i < loop->num_freed; i++) /* as if each freed slot before it were filled */
+            loop->freed[i].rank = loop->sm[loop->freed[i].slot % loop->sms].resident++;
+        for (int64_t i = 0; i < loop->num_freed; i++)
+            loop->sm[loop->freed[i].slot % loop->sms].resident--;
+        qsort(loop->freed, (size_t)loop->num_freed, sizeof *loop->freed, by_rank);
+    }
+    for (int64_t i = 0; i < loop->num_freed; i++)
+        start_next(loop, loop->freed[i].slot);
+    loop->num_freed = 0;
 }
 
 /* ---- Events ------------------------------------------------------------------------------------------ */
@@ -223,7 +258,8 @@ static void advance(ekv_sim_loop *loop, double us)
     loop->now += us;
 }
 
-/* The next event: a timer, or the first of the tiles to have moved its bytes.  Timers go first on ties. */
+/* The next event: a timer, or the first of the tiles to have moved its bytes.  Timers go first on ties, and freed slots
+ * are filled when time moves on. */
 static bool step(ekv_sim_loop *loop)
 {
     double wait = INFINITY;
@@ -238,6 +274,10 @@ static bool step(ekv_sim_loop *loop)
             wait = us;
             found = c;
         }
+    }
+    if (loop->num_freed && wait > tie_us) {
+        fill_freed(loop);
+        return true;
     }
     if (loop->timer_count && loop->timers[loop->timer_head].at - loop->now <= wait) {
         const ekv_sim_timer timer = loop->timers[loop->timer_head];
@@ -270,7 +310,7 @@ void ekv_sim_loop_run(ekv_sim_loop *loop)
     loop->now = cost->launch_us;
     for (int32_t c = 0; c <= loop->num_classes; c++)
         loop->classes[c] = (ekv_sim_class){ .heap = c ? loop->heaps + (int64_t)(c - 1) * loop->sms : NULL,
-                                            .cap = c ? fmin(cost->cta_rate, cost->sm_rate / c) : 0 };
+                                            .cap = c ? ekv_sim_rate(cost, c) : 0 };
     for (int32_t i = 0; i < loop->sms; i++)
         loop->sm[i] = (ekv_sim_sm){ .last_stop = loop->now };
     for (int64_t k = 0; k < loop->num_slots; k++) {

@@ -2,9 +2,11 @@
  * The event loop: CTAs start in dispatch order where a slot is free, and share the memory as a fluid.
  *
  * A tile first takes cost.tile_us, in which it moves nothing, then moves its bytes.  All CTAs of an SM that move move
- * at the same rate: with n of them min(cta_rate, sm_rate / n), and where that is more than total_rate over all SMs,
- * the largest rates are cut to one level (max-min fairness), so that no bandwidth is left while somebody could take
- * it. */
+ * at the same rate, ekv_sim_rate(); where that is more than total_rate over all SMs, the largest rates are cut to one
+ * level (max-min fairness), so that no bandwidth is left while somebody could take it.
+ *
+ * Tiles that end at the same time (within TIE_US) free their slots together; what comes next goes to the SMs with the
+ * fewest CTAs first, then by number, as the hardware spreads CTAs.  So the result does not hang on how sums round. */
 #ifndef EVENKV_SIM_LOOP_H
 #define EVENKV_SIM_LOOP_H
 
@@ -42,6 +44,11 @@ typedef struct ekv_sim_timer {
     double at;
 } ekv_sim_timer;
 
+typedef struct ekv_sim_freed {
+    int32_t slot;
+    int32_t rank; /* CTAs on the SM when this slot is filled */
+} ekv_sim_freed;
+
 typedef struct ekv_sim_loop {
     const ekv_plan *plan;
     const ekv_sim_cost *cost;
@@ -55,6 +62,8 @@ typedef struct ekv_sim_loop {
     int32_t *heaps;         /* [num_classes][sms] */
     ekv_sim_timer *timers;  /* [num_slots], a ring: all wait equally long */
     int64_t timer_head, timer_count;
+    ekv_sim_freed *freed; /* [num_slots], slots that the current time has freed */
+    int64_t num_freed;
     int64_t next_tile, next_cta, empty_left;
     double now, busy_us;
     int64_t last_tile;
@@ -62,6 +71,9 @@ typedef struct ekv_sim_loop {
     ekv_sim_bytes bytes;
     ekv_timeline_event *events; /* [plan->num_tiles] or NULL, by tile */
 } ekv_sim_loop;
+
+/* Rate of each of n CTAs that move on one SM. */
+double ekv_sim_rate(const ekv_sim_cost *cost, int32_t n);
 
 /* Sets the sizes; then lays the arrays out in `memory` (NULL: only counts) and returns the bytes that they need. */
 void ekv_sim_loop_size(ekv_sim_loop *loop, const ekv_plan *plan, const ekv_sim_cost *cost);
