@@ -266,24 +266,43 @@ static ekv_status read_lines(reader *r, const char *text, size_t size, cli_measu
             return status;
         text += taken;
     }
-    if (!measured->num_rows)
-        return ekv_fail(EKV_ERROR_PARSE, "%s has no row of a planner of ours", r->origin);
     return EKV_OK;
 }
 
-ekv_status cli_measured_read(cli_state *cli, const char *path, const ekv_lengths_list *lengths, cli_measured *measured)
+static ekv_status read_file(reader *r, const char *path, cli_measured *measured)
 {
     char *text;
     size_t size;
     ekv_status status = cli_read_file(path, MAX_FILE, &text, &size);
     if (status)
         return status;
-    reader r = { .cli = cli, .lengths = lengths };
-    ekv_show_path(path, r.origin);
-    *measured = (cli_measured){ 0 };
-    if ((status = read_lines(&r, text, size, measured)))
-        cli_measured_free(measured);
+    r->line = 0;
+    ekv_show_path(path, r->origin);
+    const int64_t before = measured->num_rows;
+    status = read_lines(r, text, size, measured);
+    if (!status && measured->num_rows == before)
+        status = ekv_fail(EKV_ERROR_PARSE, "%s has no row of a planner of ours", r->origin);
     free(text);
+    return status;
+}
+
+ekv_status cli_measured_read(cli_state *cli, const char *paths, const ekv_lengths_list *lengths, cli_measured *measured)
+{
+    reader r = { .cli = cli, .lengths = lengths };
+    char *path = cli_alloc(strlen(paths) + 1);
+    ekv_status status = EKV_OK;
+    *measured = (cli_measured){ 0 };
+    for (bool more = true; more && !status;) {
+        const size_t size = strcspn(paths, ",");
+        memcpy(path, paths, size);
+        path[size] = 0;
+        status = read_file(&r, path, measured);
+        more = paths[size] != 0;
+        paths += size + more;
+    }
+    free(path);
+    if (status)
+        cli_measured_free(measured);
     return status;
 }
 

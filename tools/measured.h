@@ -23,12 +23,12 @@ typedef struct cli_measured {
     int64_t num_foreign; /* rows of systems that have no planner here */
 } cli_measured;
 
-/* Reads the file.  Columns, in any order, others are passed over: planner or system; dist or batch_line; batch;
- * total_tokens; page_size; q_heads; kv_heads; median_us; and where they are not the defaults head_dim (128), dtype
- * (bf16), hot (first), backend (not ours).  dist `fileN` and batch_line N are line N of the lengths.
- * lengths: batches by line, or NULL.
- * Errors: those of the file, PARSE with the line. */
-ekv_status cli_measured_read(cli_state *cli, const char *path, const ekv_lengths_list *lengths, cli_measured *measured);
+/* Reads the files (their names with commas between).  Columns, in any order, others are passed over: planner or system;
+ * dist or batch_line; batch; total_tokens; page_size; q_heads; kv_heads; median_us; and where they are not the defaults
+ * head_dim (128), dtype (bf16), hot (first), backend (not ours).  dist `fileN` and batch_line N are line N of the
+ * lengths. lengths: batches by line, or NULL. Errors: those of the file, PARSE with the line. */
+ekv_status cli_measured_read(cli_state *cli, const char *paths, const ekv_lengths_list *lengths,
+                             cli_measured *measured);
 void cli_measured_free(cli_measured *measured);
 
 #endif

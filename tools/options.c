@@ -177,8 +177,8 @@ static const option_row table[] = {
     TEXT(CLI_TIMELINE, "timeline", "FILE", timeline,
          "CUDA: write there when and where each tile ran, in Chrome's trace format, which Perfetto opens"),
 
-    TEXT(CLI_CALIBRATE, "from", "FILE", from,
-         "measured times: the CSV of `evenkv bench`, or one of another system with the same columns"),
+    TEXT(CLI_CALIBRATE, "from", "FILES", from,
+         "measured times: CSV of `evenkv bench`, or of other systems with the same columns; several as A.csv,B.csv"),
     ONE_OF(CLI_CALIBRATE, "fit", "ROWS", fit, fits,
            "rows to fit to, by their position among those of their planner, from 0: even (default), odd, all; the "
            "others are judged.  none: judge the constants that the device has"),

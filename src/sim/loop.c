@@ -20,6 +20,8 @@ void ekv_sim_loop_size(ekv_sim_loop *loop, const ekv_plan *plan, const ekv_sim_c
     loop->num_slots = ekv_max(ekv_min(slots, ctas), 1);
     loop->sms = (int32_t)ekv_min(cost->num_sms, loop->num_slots);
     loop->num_classes = (int32_t)ekv_ceil_div(loop->num_slots, loop->sms);
+    for (loop->leaves = 1; loop->leaves < loop->sms;)
+        loop->leaves *= 2;
 }
 
 size_t ekv_sim_loop_lay_out(ekv_sim_loop *loop, void *memory)
@@ -30,57 +32,29 @@ size_t ekv_sim_loop_lay_out(ekv_sim_loop *loop, void *memory)
     loop->sm = ekv_arena_take(&arena, sms * sizeof *loop->sm);
     loop->classes = ekv_arena_take(&arena, (classes + 1) * sizeof *loop->classes);
     loop->movers = ekv_arena_take(&arena, sms * classes * sizeof *loop->movers);
-    loop->heaps = ekv_arena_take(&arena, sms * classes * sizeof *loop->heaps);
+    loop->keys = ekv_arena_take(&arena, 2 * (size_t)loop->leaves * classes * sizeof *loop->keys);
+    loop->key_sms = ekv_arena_take(&arena, 2 * (size_t)loop->leaves * classes * sizeof *loop->key_sms);
     loop->timers = ekv_arena_take(&arena, slots * sizeof *loop->timers);
     loop->freed = ekv_arena_take(&arena, slots * sizeof *loop->freed);
     return arena.used;
 }
 
-/* ---- The heap of a class ----------------------------------------------------------------------------- */
+/* ---- The tournament of a class ----------------------------------------------------------------------- */
 
-static bool before(const ekv_sim_loop *loop, int32_t a, int32_t b)
+/* No branch depends on the keys, which nobody could predict. */
+static void set_key(const ekv_sim_loop *loop, ekv_sim_class *class, int32_t sm, double key)
 {
-    const double x = loop->sm[a].key, y = loop->sm[b].key;
-    return x < y || (x == y && a < b);
-}
-
-static void put(ekv_sim_loop *loop, ekv_sim_class *class, int32_t place, int32_t sm)
-{
-    class->heap[place] = sm;
-    loop->sm[sm].place = place;
-}
-
-static void sift_up(ekv_sim_loop *loop, ekv_sim_class *class, int32_t place, int32_t sm)
-{
-    while (place > 0 && before(loop, sm, class->heap[(place - 1) / 2])) {
-        put(loop, class, place, class->heap[(place - 1) / 2]);
-        place = (place - 1) / 2;
+    int32_t node = loop->leaves + sm;
+    class->key[node] = key;
+    for (; node > 1; node /= 2) {
+        const double other = class->key[node ^ 1];
+        const int32_t other_sm = class->sm[node ^ 1];
+        const bool loses = other < key;
+        key = loses ? other : key;
+        sm = loses ? other_sm : sm;
+        class->key[node / 2] = key;
+        class->sm[node / 2] = sm;
     }
-    put(loop, class, place, sm);
-}
-
-static void sift_down(ekv_sim_loop *loop, ekv_sim_class *class, int32_t place, int32_t sm)
-{
-    for (int32_t child = 2 * place + 1; child < class->count; child = 2 * place + 1) {
-        if (child + 1 < class->count && before(loop, class->heap[child + 1], class->heap[child]))
-            child++;
-        if (!before(loop, class->heap[child], sm))
-            break;
-        put(loop, class, place, class->heap[child]);
-        place = child;
-    }
-    put(loop, class, place, sm);
-}
-
-static void heap_remove(ekv_sim_loop *loop, ekv_sim_class *class, int32_t sm)
-{
-    const int32_t place = loop->sm[sm].place, last = class->heap[--class->count];
-    if (last == sm)
-        return;
-    if (place > 0 && before(loop, last, class->heap[(place - 1) / 2]))
-        sift_up(loop, class, place, last);
-    else
-        sift_down(loop, class, place, last);
 }
 
 /* ---- Movers ------------------------------------------------------------------------------------------ */
@@ -109,7 +83,10 @@ static void leave_class(ekv_sim_loop *loop, int32_t sm)
         return;
     ekv_sim_class *class = &loop->classes[s->movers];
     s->served += class->served - s->mark;
-    heap_remove(loop, class, sm);
+    set_key(loop, class, sm, INFINITY);
+    loop->moving -= s->movers;
+    if (!--class->count)
+        loop->occupied &= ~(1ull << (s->movers - 1));
 }
 
 static void enter_class(ekv_sim_loop *loop, int32_t sm)
@@ -120,13 +97,15 @@ static void enter_class(ekv_sim_loop *loop, int32_t sm)
     ekv_sim_class *class = &loop->classes[s->movers];
     const int32_t slot = movers_of(loop, sm)[first_mover(loop, sm)];
     s->mark = class->served;
-    s->key = class->served + (loop->slots[slot].finish - s->served);
-    sift_up(loop, class, class->count++, sm);
+    loop->occupied |= 1ull << (s->movers - 1);
+    loop->moving += s->movers;
+    class->count++;
+    set_key(loop, class, sm, class->served + (loop->slots[slot].finish - s->served));
 }
 
 static void begin_move(ekv_sim_loop *loop, int32_t slot)
 {
-    const int32_t sm = (int32_t)(slot % loop->sms);
+    const int32_t sm = loop->slots[slot].sm;
     ekv_sim_sm *s = &loop->sm[sm];
     const ekv_sim_bytes bytes = ekv_sim_tile_bytes(loop->cost, &loop->plan->tiles[loop->slots[slot].tile]);
     leave_class(loop, sm);
@@ -177,30 +156,34 @@ static int64_t take_tile(ekv_sim_loop *loop, ekv_sim_slot *slot)
 static void start_next(ekv_sim_loop *loop, int32_t slot)
 {
     ekv_sim_slot *s = &loop->slots[slot];
-    ekv_sim_sm *sm = &loop->sm[slot % loop->sms];
+    ekv_sim_sm *sm = &loop->sm[s->sm];
     s->tile = take_tile(loop, s);
     if (s->tile == -1)
         return;
     if (!sm->resident++)
         sm->busy_since = loop->now;
     s->start = loop->now;
-    loop->timers[(loop->timer_head + loop->timer_count++) % loop->num_slots] =
-        (ekv_sim_timer){ slot, loop->now + loop->cost->tile_us };
+    if (loop->cost->tile_us == 0 && s->tile >= 0) {
+        begin_move(loop, slot);
+        return;
+    }
+    int64_t end = loop->timer_head + loop->timer_count++;
+    if (end >= loop->num_slots)
+        end -= loop->num_slots;
+    loop->timers[end] = (ekv_sim_timer){ slot, loop->now + loop->cost->tile_us };
 }
 
 static void end_tile(ekv_sim_loop *loop, int32_t slot)
 {
     ekv_sim_slot *s = &loop->slots[slot];
-    ekv_sim_sm *sm = &loop->sm[slot % loop->sms];
+    ekv_sim_sm *sm = &loop->sm[s->sm];
     if (s->tile >= 0) {
         loop->last_tile = s->tile;
         loop->last_tile_us = loop->now - s->start;
         if (loop->events)
-            loop->events[s->tile] = (ekv_timeline_event){ .tile = s->tile,
-                                                          .sm = (int32_t)(slot % loop->sms),
-                                                          .slot = (int32_t)(slot / loop->sms),
-                                                          .start_us = s->start,
-                                                          .stop_us = loop->now };
+            loop->events[s->tile] = (ekv_timeline_event){
+                .tile = s->tile, .sm = s->sm, .slot = s->place, .start_us = s->start, .stop_us = loop->now
+            };
         sm->last_stop = loop->now;
     }
     if (!--sm->resident)
@@ -220,9 +203,9 @@ static void fill_freed(ekv_sim_loop *loop)
 {
     if (loop->num_freed > 1) {
         for (int64_t i = 0; i < loop->num_freed; i++) /* as if each freed slot before it were filled */
-            loop->freed[i].rank = loop->sm[loop->freed[i].slot % loop->sms].resident++;
+            loop->freed[i].rank = loop->sm[loop->slots[loop->freed[i].slot].sm].resident++;
         for (int64_t i = 0; i < loop->num_freed; i++)
-            loop->sm[loop->freed[i].slot % loop->sms].resident--;
+            loop->sm[loop->slots[loop->freed[i].slot].sm].resident--;
         qsort(loop->freed, (size_t)loop->num_freed, sizeof *loop->freed, by_rank);
     }
     for (int64_t i = 0; i < loop->num_freed; i++)
@@ -232,89 +215,144 @@ static void fill_freed(ekv_sim_loop *loop)
 
 /* ---- Events ------------------------------------------------------------------------------------------ */
 
+/* The next occupied class in `set`, which loses it, from the lowest and from the highest. */
+static int32_t lowest(uint64_t *set)
+{
+    const int32_t bit = __builtin_ctzll(*set);
+    *set &= *set - 1;
+    return bit + 1;
+}
+
+static int32_t highest(uint64_t *set)
+{
+    const int32_t bit = 63 - __builtin_clzll(*set);
+    *set &= ~(1ull << bit);
+    return bit + 1;
+}
+
 /* Sets the rate of each class: the smallest caps are served first, the others share what is left. */
 static void share(ekv_sim_loop *loop)
 {
-    double left = loop->cost->total_rate;
-    int64_t movers = 0;
-    for (int32_t c = 1; c <= loop->num_classes; c++)
-        movers += (int64_t)loop->classes[c].count * c;
-    for (int32_t c = loop->num_classes; c > 0; c--) { /* caps grow as c falls */
+    double left = loop->cost->total_rate, level = 0, us_per_byte = 0;
+    int64_t movers = loop->moving;
+    for (uint64_t set = loop->occupied; set;) {
+        const int32_t c = highest(&set); /* caps grow as c falls */
         ekv_sim_class *class = &loop->classes[c];
-        if (!class->count)
-            continue;
-        const double own = (double)class->count * c;
-        class->rate = fmin(class->cap, left / (double)movers);
-        left -= class->rate * own;
+        if (level == 0 && class->cap * (double)movers > left) {
+            level = left / (double)movers;
+            us_per_byte = (double)movers / left;
+        }
+        class->rate = level > 0 ? level : class->cap;
+        class->us_per_byte = level > 0 ? us_per_byte : class->cap_us_per_byte;
+        left -= class->rate * (double)class->count * c;
         movers -= (int64_t) class->count * c;
     }
 }
 
 static void advance(ekv_sim_loop *loop, double us)
 {
-    for (int32_t c = 1; c <= loop->num_classes; c++)
-        if (loop->classes[c].count)
-            loop->classes[c].served += loop->classes[c].rate * us;
+    for (uint64_t set = loop->occupied; set;) {
+        ekv_sim_class *class = &loop->classes[lowest(&set)];
+        class->served += class->rate * us;
+    }
     loop->now += us;
 }
 
-/* The next event: a timer, or the first of the tiles to have moved its bytes.  Timers go first on ties, and freed slots
- * are filled when time moves on. */
-static bool step(ekv_sim_loop *loop)
+/* The class whose first tile has moved its bytes first, and in how many microseconds; 0: nobody moves. */
+static int32_t first_to_move(const ekv_sim_loop *loop, double *wait)
 {
-    double wait = INFINITY;
     int32_t found = 0;
-    share(loop);
-    for (int32_t c = 1; c <= loop->num_classes; c++) {
+    *wait = INFINITY;
+    for (uint64_t set = loop->occupied; set;) {
+        const int32_t c = lowest(&set);
         const ekv_sim_class *class = &loop->classes[c];
-        if (!class->count)
-            continue;
-        const double us = fmax((loop->sm[class->heap[0]].key - class->served) / class->rate, 0);
-        if (us < wait) {
-            wait = us;
+        const double us = (class->key[1] - class->served) * class->us_per_byte;
+        if (us < *wait) {
+            *wait = us;
             found = c;
         }
     }
-    if (loop->num_freed && wait > tie_us) {
-        fill_freed(loop);
-        return true;
-    }
-    if (loop->timer_count && loop->timers[loop->timer_head].at - loop->now <= wait) {
-        const ekv_sim_timer timer = loop->timers[loop->timer_head];
-        loop->timer_head = (loop->timer_head + 1) % loop->num_slots;
-        loop->timer_count--;
-        advance(loop, fmax(timer.at - loop->now, 0));
-        if (loop->slots[timer.slot].tile >= 0)
-            begin_move(loop, timer.slot);
-        else
-            end_tile(loop, timer.slot);
-        return true;
-    }
-    if (!found)
-        return false;
-    advance(loop, wait);
-    const int32_t sm = loop->classes[found].heap[0];
+    if (*wait < 0)
+        *wait = 0;
+    return found;
+}
+
+static void end_move(ekv_sim_loop *loop, int32_t sm)
+{
     leave_class(loop, sm);
-    int32_t *movers = movers_of(loop, sm), first = first_mover(loop, sm);
-    const int32_t slot = movers[first];
-    memmove(movers + first, movers + first + 1, (size_t)(--loop->sm[sm].movers - first) * sizeof *movers);
+    int32_t *movers = movers_of(loop, sm);
+    const int32_t first = first_mover(loop, sm), slot = movers[first];
+    const int32_t left = --loop->sm[sm].movers;
+    for (int32_t i = first; i < left; i++)
+        movers[i] = movers[i + 1];
     loop->sm[sm].served = loop->slots[slot].finish;
     enter_class(loop, sm);
     end_tile(loop, slot);
+}
+
+static void end_timer(ekv_sim_loop *loop)
+{
+    const int32_t slot = loop->timers[loop->timer_head].slot;
+    if (++loop->timer_head == loop->num_slots)
+        loop->timer_head = 0;
+    loop->timer_count--;
+    if (loop->slots[slot].tile >= 0)
+        begin_move(loop, slot);
+    else
+        end_tile(loop, slot);
+}
+
+/* The next event: a timer, or the first of the tiles to have moved its bytes.  Timers go first on ties.  Freed slots
+ * are filled when time moves on. */
+static bool step(ekv_sim_loop *loop)
+{
+    double wait;
+    share(loop);
+    const int32_t class = first_to_move(loop, &wait);
+    double timer = loop->timer_count ? loop->timers[loop->timer_head].at - loop->now : INFINITY;
+    if (loop->num_freed && wait > tie_us && timer > tie_us) {
+        fill_freed(loop);
+        timer = loop->timer_count ? loop->timers[loop->timer_head].at - loop->now : INFINITY;
+    }
+    if (timer <= wait && loop->timer_count) {
+        advance(loop, timer > 0 ? timer : 0);
+        end_timer(loop);
+        return true;
+    }
+    if (!class)
+        return loop->num_freed > 0;
+    advance(loop, wait);
+    end_move(loop, loop->classes[class].sm[1]);
     return true;
+}
+
+static void start_tournament(ekv_sim_loop *loop, int32_t c)
+{
+    ekv_sim_class *class = &loop->classes[c];
+    const int64_t nodes = 2 * (int64_t)loop->leaves;
+    class->key = loop->keys + (c - 1) * nodes;
+    class->sm = loop->key_sms + (c - 1) * nodes;
+    for (int64_t node = 0; node < nodes; node++) {
+        class->key[node] = INFINITY;
+        class->sm[node] = (int32_t)(node >= loop->leaves ? node - loop->leaves : 0);
+    }
 }
 
 void ekv_sim_loop_run(ekv_sim_loop *loop)
 {
     const ekv_sim_cost *cost = loop->cost;
     loop->now = cost->launch_us;
-    for (int32_t c = 0; c <= loop->num_classes; c++)
-        loop->classes[c] = (ekv_sim_class){ .heap = c ? loop->heaps + (int64_t)(c - 1) * loop->sms : NULL,
-                                            .cap = c ? ekv_sim_rate(cost, c) : 0 };
+    for (int32_t c = 0; c <= loop->num_classes; c++) {
+        const double cap = c ? ekv_sim_rate(cost, c) : 1;
+        loop->classes[c] = (ekv_sim_class){ .cap = cap, .cap_us_per_byte = 1 / cap };
+        if (c)
+            start_tournament(loop, c);
+    }
     for (int32_t i = 0; i < loop->sms; i++)
         loop->sm[i] = (ekv_sim_sm){ .last_stop = loop->now };
     for (int64_t k = 0; k < loop->num_slots; k++) {
-        loop->slots[k] = (ekv_sim_slot){ .tile = -1 };
+        loop->slots[k] =
+            (ekv_sim_slot){ .tile = -1, .sm = (int32_t)(k % loop->sms), .place = (int32_t)(k / loop->sms) };
         start_next(loop, (int32_t)k);
     }
     while (step(loop))

@@ -13,30 +13,32 @@
 #include "sim/cost.h"
 
 typedef struct ekv_sim_slot {
-    int64_t tile;  /* in flight; -1: none */
-    int64_t next;  /* range: the CTA's next tile, */
-    int64_t end;   /* and where its range ends */
-    double start;  /* of the tile */
-    double finish; /* service of the SM at which its bytes are moved */
+    int32_t sm, place; /* which slot of the SM, from 0 */
+    int64_t tile;      /* in flight; -1: none; -2: a CTA of a padded grid, which has none */
+    int64_t next;      /* range: the CTA's next tile, */
+    int64_t end;       /* and where its range ends */
+    double start;      /* of the tile */
+    double finish;     /* service of the SM at which its bytes are moved */
 } ekv_sim_slot;
 
 typedef struct ekv_sim_sm {
     int32_t movers;   /* CTAs that move bytes: the class of the SM */
     int32_t resident; /* slots with a tile */
-    int32_t place;    /* in the heap of its class */
     double served;    /* bytes that a CTA moving all the time would have moved, at `mark` */
     double mark;      /* service of the class at which `served` was taken */
-    double key;       /* service of the class at which the first of its CTAs is done */
     double busy_since, last_stop;
 } ekv_sim_sm;
 
 /* SMs with the same number of movers. */
 typedef struct ekv_sim_class {
-    int32_t *heap; /* [sms], by key, then SM */
+    /* A tournament: node 1 is the first of all, node n of nodes 2n and 2n + 1, leaf leaves + sm of the SM itself. */
+    double *key; /* [2 * leaves], service of the class at which the first CTA of the SM is done; INFINITY: not here */
+    int32_t *sm; /* [2 * leaves], whose key it is */
     int32_t count;
     double served; /* bytes that a CTA in this class all the time would have moved */
     double cap;    /* rate of a CTA as far as the SM goes */
     double rate;
+    double us_per_byte, cap_us_per_byte; /* their reciprocals */
 } ekv_sim_class;
 
 typedef struct ekv_sim_timer {
@@ -57,9 +59,13 @@ typedef struct ekv_sim_loop {
     int32_t num_classes;
     ekv_sim_slot *slots;    /* [num_slots] */
     ekv_sim_sm *sm;         /* [sms] */
+    uint64_t occupied;      /* bit c - 1: class c has SMs */
     ekv_sim_class *classes; /* [num_classes + 1], by movers; class 0 is idle */
     int32_t *movers;        /* [sms][num_classes], slots that move, the first sm.movers */
-    int32_t *heaps;         /* [num_classes][sms] */
+    int32_t leaves;         /* the least power of two that is not less than sms */
+    int64_t moving;         /* movers of all SMs */
+    double *keys;           /* [num_classes][2 * leaves] */
+    int32_t *key_sms;       /* the same */
     ekv_sim_timer *timers;  /* [num_slots], a ring: all wait equally long */
     int64_t timer_head, timer_count;
     ekv_sim_freed *freed; /* [num_slots], slots that the current time has freed */
