@@ -282,7 +282,7 @@ static void print_constant(cli_text *text, int32_t system, const char *name, dou
 {
     char key[64];
     snprintf(key, sizeof key, "%s.%s", ekv_system_name(system), name);
-    cli_print(text, "%-40s = %-10.5g # %s\n", key, value, source);
+    cli_print(text, "%-41s = %-9.4g # %s\n", key, value, source);
 }
 
 static void print_system(const calibration *c, cli_text *text, int32_t s)

@@ -33,6 +33,7 @@ static const choice dispatches[] = {
 static const choice kernels[] = {
     { "auto", EKV_KERNEL_AUTO }, { "simt", EKV_KERNEL_SIMT }, { "mma", EKV_KERNEL_MMA }, { 0 }
 };
+static const choice systems[] = { { "own", -1 }, { "evenkv", EKV_SYSTEM_EVENKV }, { 0 } };
 static const choice fits[] = {
     { "even", CLI_FIT_EVEN }, { "odd", CLI_FIT_ODD }, { "all", CLI_FIT_ALL }, { "none", CLI_FIT_NONE }, { 0 }
 };
@@ -174,8 +175,13 @@ static const option_row table[] = {
       "CUDA: plan on the GPU in each decode, from lengths that live there" },
     SWITCH(CLI_EXECUTION, "graph", graph,
            "CUDA: time replays of a captured decode, which bring the plan to the GPU each time, in place of launches"),
-    TEXT(CLI_TIMELINE, "timeline", "FILE", timeline,
-         "CUDA: write there when and where each tile ran, in Chrome's trace format, which Perfetto opens"),
+    TEXT(CLI_TIMELINE | CLI_SIMULATE, "timeline", "FILE", timeline,
+         "write there when and where each tile ran, in Chrome's trace format, which Perfetto opens"),
+
+    ONE_OF(CLI_SYSTEM, "system", "NAME", system, systems,
+           "whose kernels run the plans: own (default: those of the system that the planner is from), evenkv"),
+    TEXT(CLI_SIMULATE, "gantt", "FILE", gantt, "draw there when each tile runs on which SM, as SVG"),
+    SWITCH(CLI_SIMULATE, "no-picture", no_picture, "only the table, without the picture of SMs over time"),
 
     TEXT(CLI_CALIBRATE, "from", "FILES", from,
          "measured times: CSV of `evenkv bench`, or of other systems with the same columns; several as A.csv,B.csv"),
@@ -310,6 +316,7 @@ ekv_status cli_options_read(cli_state *cli, int count, char **arguments)
                                   .step_ms = 30,
                                   .speedup = 1,
                                   .backend = CLI_BACKEND_AUTO,
+                                  .system = -1,
                                   .plan = EKV_PLAN_OPTIONS_INIT };
     for (int used = 1, i = 0; i < count; i += used) {
         ekv_status status = read_option(cli, count - i, arguments + i, &used);
@@ -348,6 +355,8 @@ static const char *heading(unsigned group)
     case CLI_SWEEP: return "The sweep: every distribution x number of requests x number of tokens";
     case CLI_EXECUTION:
     case CLI_TIMELINE: return "Execution";
+    case CLI_SYSTEM:
+    case CLI_SIMULATE: return "Simulation";
     case CLI_CALIBRATE: return "Measured times";
     default: return "Output";
     }

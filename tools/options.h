@@ -29,6 +29,8 @@ enum {
     CLI_SWEEP = 1 << 11,     /* many batches by many planners */
     CLI_TIMELINE = 1 << 12,  /* --timeline */
     CLI_CALIBRATE = 1 << 13, /* measured times */
+    CLI_SIMULATE = 1 << 14,  /* what is drawn of a simulation */
+    CLI_SYSTEM = 1 << 15,    /* --system */
     CLI_BATCH = CLI_SHAPE | CLI_LENGTHS | CLI_DIST | CLI_TRACE
 };
 
@@ -74,6 +76,10 @@ typedef struct cli_options {
 
     const char *dists, *batches, *token_list; /* "A,B" */
     const char *csv, *plot;
+
+    const char *gantt;
+    bool no_picture;
+    int32_t system; /* ekv_system, or -1 */
 
     const char *from, *save;
     int32_t fit; /* cli_fit */

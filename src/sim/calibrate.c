@@ -9,7 +9,7 @@
 
 /* The constants are fitted as logarithms, so that none can become negative.  What is nearly 0 has no slope there, which
  * LOWEST_US keeps it from. */
-enum { NUM_CONSTANTS = 6, MAX_STEPS = 60, NUM_STARTS = 4 };
+enum { NUM_CONSTANTS = 6, MAX_STEPS = 60, NUM_STARTS = 5 };
 static const double lowest_us = 0.01;
 
 typedef struct fit {
@@ -139,8 +139,8 @@ static ekv_status descend(fit *f, double logs[NUM_CONSTANTS], double *sum)
 /* Starts: a CTA alone at shares of an SM's part of the memory. */
 static void start_at(const ekv_device *device, int32_t start, double logs[NUM_CONSTANTS])
 {
-    static const double cta_share[NUM_STARTS] = { 0.5, 1.2, 0.25, 3 };
-    static const double sm_share[NUM_STARTS] = { 6, 2, 0.5, 6 };
+    static const double cta_share[NUM_STARTS] = { 0.5, 1.2, 0.9, 1.5, 0.25 };
+    static const double sm_share[NUM_STARTS] = { 6, 2, 2, 3, 0.5 };
     double total = device->read_gb_per_s > 0 ? device->read_gb_per_s : 0.87 * device->read_gb_per_s_nominal;
     if (total <= 0)
         total = 50; /* a CPU of which nothing is known */

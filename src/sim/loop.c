@@ -180,6 +180,7 @@ static void end_tile(ekv_sim_loop *loop, int32_t slot)
     if (s->tile >= 0) {
         loop->last_tile = s->tile;
         loop->last_tile_us = loop->now - s->start;
+        loop->tile_us += loop->now - s->start;
         if (loop->events)
             loop->events[s->tile] = (ekv_timeline_event){
                 .tile = s->tile, .sm = s->sm, .slot = s->place, .start_us = s->start, .stop_us = loop->now

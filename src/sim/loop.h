@@ -71,7 +71,9 @@ typedef struct ekv_sim_loop {
     ekv_sim_freed *freed; /* [num_slots], slots that the current time has freed */
     int64_t num_freed;
     int64_t next_tile, next_cta, empty_left;
-    double now, busy_us;
+    double now;
+    double busy_us; /* over SMs, in which they have a tile */
+    double tile_us; /* over tiles, in which they are in flight */
     int64_t last_tile;
     double last_tile_us; /* how long the tile that ended last was in flight */
     ekv_sim_bytes bytes;

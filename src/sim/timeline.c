@@ -19,16 +19,12 @@ static ekv_tail_cause tail_cause(const ekv_sim_loop *loop, const ekv_timeline_in
 {
     if (loop->last_tile < 0 || info->tail_us <= tail_share * info->time_us)
         return EKV_TAIL_NONE;
+    /* In flight longer than all tiles, spread evenly, would keep the slots: no order of the tiles could hide it. */
+    if (loop->last_tile_us > loop->tile_us / ((double)loop->cost->num_sms * loop->cost->slots_per_sm))
+        return EKV_TAIL_LONG_TILE;
     if (loop->plan->dispatch == EKV_DISPATCH_RANGE)
         return EKV_TAIL_UNEVEN;
-    /* In flight longer than all work, spread evenly, would keep the slots: no order of the tiles could hide it. */
-    const double tiles_us = loop->now - info->launch_us;
-    const double even_us = tiles_us * (loop->busy_us / (tiles_us * loop->cost->num_sms));
-    if (loop->last_tile_us > even_us && loop->plan->num_tiles > loop->num_slots)
-        return EKV_TAIL_LONG_TILE;
-    const ekv_tile *last = &loop->plan->tiles[loop->last_tile];
-    (void)last;
-    return loop->plan->num_merges ? EKV_TAIL_SPLIT_WAVE : EKV_TAIL_WHOLE_WAVE;
+    return loop->plan->tiles[loop->last_tile].flags & EKV_TILE_PARTIAL ? EKV_TAIL_SPLIT_WAVE : EKV_TAIL_WHOLE_WAVE;
 }
 
 /* ---- Results ----------------------------------------------------------------------------------------- */
