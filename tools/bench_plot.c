@@ -25,7 +25,7 @@ ekv_status bench_check_plot(const char *path)
 }
 
 /* As gnuplot quotes it. */
-static void print_string(cli_text *text, const char *name, const char *value, size_t size)
+void bench_print_string(cli_text *text, const char *name, const char *value, size_t size)
 {
     cli_print(text, "%s = '", name);
     for (size_t i = 0; i < size; i++)
@@ -63,9 +63,9 @@ static void print_program(const cli_text *csv, const char *path, cli_text *progr
     cli_print(program, "$csv << END_OF_CSV\n%.*sEND_OF_CSV\ncsv = '$csv'\n", (int)csv->size, csv->data);
     cli_text out = { 0 }; /* gnuplot takes | at the beginning for a command to pipe to, and cannot quote ' there */
     cli_print(&out, "%s%s", path[0] == '/' ? "" : "./", path);
-    print_string(program, "out", out.data, out.size);
-    print_string(program, "dists", dists.data, dists.size);
-    print_string(program, "planners", planners.data, planners.size);
+    bench_print_string(program, "out", out.data, out.size);
+    bench_print_string(program, "dists", dists.data, dists.size);
+    bench_print_string(program, "planners", planners.data, planners.size);
     cli_print(program, "thresholds = ''\nnote = ''\n%s", bench_plot_program[0].text);
     free(out.data);
     free(dists.data);
@@ -85,7 +85,7 @@ static ekv_status feed(const cli_text *program, FILE *pipe)
     return EKV_OK;
 }
 
-static ekv_status run_gnuplot(const cli_text *program)
+ekv_status bench_run_gnuplot(const cli_text *program)
 {
     FILE *pipe = popen("exec gnuplot - >/dev/null 2>&1", "w");
     return pipe ? feed(program, pipe) : ekv_fail(EKV_ERROR_SYSTEM, "cannot start gnuplot: %s", strerror(errno));
@@ -95,7 +95,7 @@ ekv_status bench_try_plot(const char *path)
 {
     cli_text nothing = { 0 };
     cli_print(&nothing, "exit\n");
-    ekv_status status = run_gnuplot(&nothing);
+    ekv_status status = bench_run_gnuplot(&nothing);
     free(nothing.data);
     if (status)
         return status;
@@ -112,7 +112,7 @@ ekv_status bench_plot(const cli_text *csv, const char *path)
 {
     cli_text program = { 0 };
     print_program(csv, path, &program);
-    ekv_status status = run_gnuplot(&program);
+    ekv_status status = bench_run_gnuplot(&program);
     free(program.data);
     return status;
 }

@@ -22,13 +22,9 @@ typedef struct known_read {
 
 typedef struct bench_state {
     cli_state *cli;
-    cli_workload workload; /* lengths: of the file, if there is one */
+    cli_workload workload; /* without lengths */
     cli_execution execution;
-    bench_cell *cells; /* [num_cells] */
-    int64_t num_cells, capacity;
-    ekv_lengths_list **made; /* [num_made], behind the cells that distributions made */
-    int64_t num_made;
-    cli_text left_out; /* a line for each batch that cannot be */
+    bench_cells list;
     known_read *reads; /* [num_reads], one for each number of bytes */
     int64_t num_reads;
     int64_t num_rows; /* measured so far */
@@ -36,166 +32,7 @@ typedef struct bench_state {
     cli_text csv_text; /* all of it, for the plot */
 } bench_state;
 
-/* ---- Lists ------------------------------------------------------------------------------------------- */
-
-/* The next name of "A,B" from *list on; false at the end. */
-static bool next_name(const char **list, const char **name, size_t *size)
-{
-    if (!*list)
-        return false;
-    *name = *list;
-    *size = strcspn(*list, ",");
-    *list = (*name)[*size] ? *name + *size + 1 : NULL;
-    return true;
-}
-
-/* Numbers of any size: which of them no batch can have is up to the cells. */
-static ekv_status read_numbers(cli_state *cli, const char *list, const char *flag, int64_t **numbers, int64_t *count)
-{
-    const char *name;
-    size_t size;
-    int64_t n = 0;
-    *numbers = cli_alloc((strlen(list) + 1) * sizeof **numbers); /* more than there are */
-    while (next_name(&list, &name, &size)) {
-        ekv_status status = ekv_parse_int64(name, size, flag, 1, INT64_MAX, &(*numbers)[n++]);
-        if (status)
-            return cli_usage(cli, status);
-    }
-    *count = n;
-    return EKV_OK;
-}
-
 /* ---- Cells ------------------------------------------------------------------------------------------- */
-
-static bench_cell *add_cell(bench_state *bench)
-{
-    if (bench->num_cells == bench->capacity) {
-        bench->capacity = 2 * bench->capacity + 16;
-        bench->cells = cli_realloc(bench->cells, (size_t)bench->capacity * sizeof *bench->cells);
-        bench->made = cli_realloc(bench->made, (size_t)bench->capacity * sizeof(ekv_lengths_list *));
-    }
-    bench->cells[bench->num_cells] = (bench_cell){ 0 };
-    return &bench->cells[bench->num_cells++];
-}
-
-static ekv_status add_made_cell(bench_state *bench, const char *dist, int64_t batch, int64_t tokens)
-{
-    ekv_lengths_list *list;
-    ekv_status status =
-        ekv_lengths_from_dist(bench->cli->context, dist, batch, tokens, (ekv_hot)bench->cli->options.hot, &list);
-    if (status == EKV_ERROR_INVALID_ARGUMENT) { /* the batch cannot be */
-        cli_print(&bench->left_out, "evenkv: %s, batch %" PRId64 ", %" PRId64 " tokens left out: %s (%s)\n", dist,
-                  batch, tokens, ekv_last_error(), ekv_status_name(status));
-        return EKV_OK;
-    }
-    if (status)
-        return cli_usage(bench->cli, status);
-    bench_cell *cell = add_cell(bench);
-    bench->made[bench->num_made++] = list;
-    snprintf(cell->dist, sizeof cell->dist, "%s", dist);
-    cell->lengths = &list->batches[0];
-    cell->made = true;
-    return EKV_OK;
-}
-
-static ekv_status add_file_cells(bench_state *bench)
-{
-    ekv_status status = cli_kv_lens_read(bench->cli, &bench->workload.lengths);
-    if (status)
-        return status;
-    for (int64_t i = 0; i < bench->workload.lengths->count; i++) {
-        bench_cell *cell = add_cell(bench);
-        cell->lengths = &bench->workload.lengths->batches[i];
-        snprintf(cell->dist, sizeof cell->dist, "file%" PRId64, ekv_max(cell->lengths->index, 1));
-    }
-    return EKV_OK;
-}
-
-typedef struct numbers {
-    int64_t *batches, *tokens;
-    int64_t num_batches, num_tokens;
-} numbers;
-
-static ekv_status add_dist(bench_state *bench, const char *dist, const numbers *n)
-{
-    if (!strcmp(dist, "file"))
-        return add_file_cells(bench);
-    for (int64_t t = 0; t < n->num_tokens; t++)
-        for (int64_t b = 0; b < n->num_batches; b++) {
-            ekv_status status = add_made_cell(bench, dist, n->batches[b], n->tokens[t]);
-            if (status)
-                return status;
-        }
-    return EKV_OK;
-}
-
-static ekv_status add_dists(bench_state *bench, const char *dists, const numbers *n)
-{
-    const char *name;
-    size_t size;
-    while (next_name(&dists, &name, &size)) {
-        char dist[32];
-        snprintf(dist, sizeof dist, "%.*s", (int)size, name);
-        ekv_status status =
-            size < sizeof dist
-                ? add_dist(bench, dist, n)
-                : cli_usage(bench->cli, ekv_fail(EKV_ERROR_NOT_FOUND, "no distribution is called '%s'", dist));
-        if (status)
-            return status;
-    }
-    return EKV_OK;
-}
-
-/* Which of the options of lengths go with each other. */
-static ekv_status check_lengths(cli_state *cli, const char *dists, bool *has_file)
-{
-    const cli_options *options = &cli->options;
-    const char *list = dists, *name;
-    size_t size;
-    bool made = false;
-    *has_file = false;
-    while (next_name(&list, &name, &size)) {
-        const bool file = size == 4 && !memcmp(name, "file", 4);
-        if (file && *has_file)
-            return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "--dists names file twice"));
-        *has_file = *has_file || file;
-        made = made || !file;
-    }
-    if (*has_file != (options->kv_lens != NULL))
-        return cli_usage(cli,
-                         ekv_fail(EKV_ERROR_INVALID_ARGUMENT, *has_file ? "--dists file needs --kv-lens @FILE"
-                                                                        : "--kv-lens goes with --dists file only"));
-    if (made && (!options->batches || !options->token_list))
-        return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "bench needs --batches and --tokens, or --dists "
-                                                                   "file with --kv-lens @FILE"));
-    if (!made && (options->batches || options->token_list))
-        return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s does not go with --dists file",
-                                       options->batches ? "--batches" : "--tokens"));
-    return EKV_OK;
-}
-
-static ekv_status list_cells(bench_state *bench)
-{
-    cli_state *cli = bench->cli;
-    const char *dists = cli->options.dists ? cli->options.dists : "uniform";
-    numbers n = { 0 };
-    bool has_file;
-    ekv_status status = check_lengths(cli, dists, &has_file);
-    if (!status && cli->options.batches)
-        status = read_numbers(cli, cli->options.batches, "--batches", &n.batches, &n.num_batches);
-    if (!status && cli->options.token_list)
-        status = read_numbers(cli, cli->options.token_list, "--tokens", &n.tokens, &n.num_tokens);
-    if (!status)
-        status = add_dists(bench, dists, &n);
-    free(n.batches);
-    free(n.tokens);
-    if (!status && !bench->num_cells)
-        return cli_usage(cli,
-                         ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "no batch of the sweep can be: %s", ekv_last_error()));
-    if (!status && bench->left_out.size)
-        fwrite(bench->left_out.data, 1, bench->left_out.size, stderr);
-    return status;
-}
 
 static ekv_batch cell_batch(const bench_state *bench, const bench_cell *cell)
 {
@@ -361,8 +198,8 @@ static ekv_status measure_entries(bench_state *bench, const bench_cell *cell, en
 static ekv_status measure_cell(bench_state *bench, const bench_cell *cell)
 {
     char text[96];
-    snprintf(text, sizeof text, "cell %d of %d: %s, batch %d", (int)(cell - bench->cells) + 1, (int)bench->num_cells,
-             cell->dist, cell->lengths->batch_size);
+    snprintf(text, sizeof text, "cell %d of %d: %s, batch %d", (int)(cell - bench->list.cells) + 1,
+             (int)bench->list.num_cells, cell->dist, cell->lengths->batch_size);
     cli_progress(text);
     const ekv_batch batch = cell_batch(bench, cell);
     ekv_status status = cli_execution_set_batch(&bench->execution, &batch);
@@ -401,13 +238,13 @@ static ekv_status close_csv(bench_state *bench)
 static ekv_status run_cells(bench_state *bench)
 {
     cli_limits limits = { .with_reference = !bench->cli->options.no_check };
-    for (int64_t i = 0; i < bench->num_cells; i++) {
-        const ekv_batch batch = cell_batch(bench, &bench->cells[i]);
+    for (int64_t i = 0; i < bench->list.num_cells; i++) {
+        const ekv_batch batch = cell_batch(bench, &bench->list.cells[i]);
         cli_limits_add(&limits, &batch);
     }
     ekv_status status = cli_execution_create(bench->cli, &bench->workload.shape, limits, &bench->execution);
-    for (int64_t i = 0; i < bench->num_cells && !status; i++)
-        status = measure_cell(bench, &bench->cells[i]);
+    for (int64_t i = 0; i < bench->list.num_cells && !status; i++)
+        status = measure_cell(bench, &bench->list.cells[i]);
     if (!status && !bench->num_rows)
         return ekv_fail(EKV_ERROR_UNSUPPORTED, "no planner takes a batch of the sweep");
     return status;
@@ -421,7 +258,7 @@ static ekv_status sweep(bench_state *bench)
     if ((cli->options.plot && (status = cli_usage(cli, bench_check_plot(cli->options.plot)))) ||
         (status = cli_backend_choose(cli)) || (status = cli_shape_read(cli, &workload->shape)) ||
         (status = cli_planners_read(cli, workload)) || (status = cli_device_read(cli, NULL, &workload->device)) ||
-        (status = list_cells(bench)))
+        (status = bench_cells_list(cli, &bench->list)))
         return status;
     if (!workload->device.sm_arch) /* threads stand for SMs */
         workload->device.num_sms = cli->context->options.num_threads;
@@ -433,18 +270,16 @@ static ekv_status sweep(bench_state *bench)
 
 static ekv_status bench_run(cli_state *cli)
 {
+    if (cli->options.sim || cli->options.preset)
+        return bench_sim_run(cli);
     bench_state bench = { .cli = cli };
     ekv_status status = sweep(&bench);
     cli_execution_free(&bench.execution);
-    for (int64_t i = 0; i < bench.num_made; i++)
-        ekv_lengths_free(bench.made[i]);
     if (bench.csv)
         fclose(bench.csv);
-    free(bench.made);
-    free(bench.cells);
+    bench_cells_free(&bench.list);
     free(bench.reads);
     free(bench.csv_text.data);
-    free(bench.left_out.data);
     cli_workload_free(&bench.workload);
     return status;
 }
@@ -461,7 +296,8 @@ const cli_command cli_command_bench = {
         "A batch that cannot be (fewer tokens than requests) or that a planner cannot take is left out, with a line on "
         "stderr; where nothing is left, bench fails.  Without --repeat a planner whose runs of a batch have taken 100 "
         "ms on a GPU (2 s on the CPU) is timed 5 times at least and no more.\n",
-    .groups = CLI_SHAPE | CLI_LENGTHS | CLI_SWEEP | CLI_PLANNING | CLI_DEVICE | CLI_EXECUTION | CLI_JSON | CLI_OUTPUT,
+    .groups = CLI_SHAPE | CLI_LENGTHS | CLI_TRACE | CLI_SWEEP | CLI_PLANNING | CLI_DEVICE | CLI_SYSTEM | CLI_EXECUTION |
+              CLI_JSON | CLI_OUTPUT,
     .planners = "even",
     .run = bench_run,
 };

@@ -33,6 +33,9 @@ static const choice dispatches[] = {
 static const choice kernels[] = {
     { "auto", EKV_KERNEL_AUTO }, { "simt", EKV_KERNEL_SIMT }, { "mma", EKV_KERNEL_MMA }, { 0 }
 };
+static const choice presets[] = { { "decode-imbalance", CLI_PRESET_IMBALANCE },
+                                  { "linearity", CLI_PRESET_LINEARITY },
+                                  { 0 } };
 static const choice systems[] = { { "own", -1 }, { "evenkv", EKV_SYSTEM_EVENKV }, { 0 } };
 static const choice fits[] = {
     { "even", CLI_FIT_EVEN }, { "odd", CLI_FIT_ODD }, { "all", CLI_FIT_ALL }, { "none", CLI_FIT_NONE }, { 0 }
@@ -132,8 +135,14 @@ static const option_row table[] = {
          "@FILE"),
     TEXT(CLI_SWEEP, "batches", "LIST", batches, "numbers of requests, as 4,8,16"),
     TEXT(CLI_SWEEP, "tokens", "LIST", token_list, "KV tokens in all, as 65536,524288"),
+    SWITCH(CLI_SWEEP, "sim", sim, "simulate on --device (default h200) in place of measuring"),
+    ONE_OF(
+        CLI_SWEEP, "preset", "NAME", preset, presets,
+        "a simulated sweep, of which other options change parts: decode-imbalance (five distributions, 524,288 "
+        "tokens, 4 to 2,048 requests), linearity (time = a + b * tokens over 64K to 2M tokens; with --trace over the "
+        "batches of a trace)"),
     TEXT(CLI_SWEEP, "csv", "FILE", csv, "write the results there as CSV, cell by cell"),
-    TEXT(CLI_SWEEP, "plot", "FILE", plot, "draw time against batch size there: FILE.svg or FILE.png (needs gnuplot)"),
+    TEXT(CLI_SWEEP, "plot", "FILE", plot, "draw the times there: FILE.svg or FILE.png (needs gnuplot)"),
 
     TEXT(CLI_PLANNERS, "planner", "NAMES", planner, "one, several (as none,even), or all of:"),
     PLAN_SWITCH("cuda-graph", cuda_graph, "FlashInfer planners: the rules under CUDA graph capture"),

@@ -36,6 +36,9 @@ enum {
 
 enum { CLI_BACKEND_AUTO = -1 };
 
+/* Sweeps that have a name. */
+typedef enum cli_preset { CLI_PRESET_NONE = 0, CLI_PRESET_IMBALANCE, CLI_PRESET_LINEARITY } cli_preset;
+
 /* Rows that constants are fitted to. */
 typedef enum cli_fit { CLI_FIT_EVEN = 0, CLI_FIT_ODD, CLI_FIT_ALL, CLI_FIT_NONE } cli_fit;
 
@@ -76,6 +79,8 @@ typedef struct cli_options {
 
     const char *dists, *batches, *token_list; /* "A,B" */
     const char *csv, *plot;
+    bool sim;
+    int32_t preset; /* cli_preset */
 
     const char *gantt;
     bool no_picture;
