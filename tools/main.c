@@ -12,9 +12,9 @@
 #include <string.h>
 #include <unistd.h>
 
-static const cli_command *const commands[] = { &cli_command_plan,     &cli_command_explain,  &cli_command_run,
-                                               &cli_command_bench,    &cli_command_demo,     &cli_command_devices,
-                                               &cli_command_simulate, &cli_command_calibrate };
+static const cli_command *const commands[] = { &cli_command_plan,     &cli_command_explain, &cli_command_run,
+                                               &cli_command_bench,    &cli_command_demo,    &cli_command_devices,
+                                               &cli_command_simulate, &cli_command_replay,  &cli_command_calibrate };
 enum { NUM_COMMANDS = sizeof commands / sizeof commands[0] };
 
 ekv_status cli_usage(cli_state *cli, ekv_status status)
@@ -53,8 +53,8 @@ static void print_command_help(cli_text *text, const cli_command *command)
         cli_wrapf(text, 0, "%.*s", (int)size, paragraph);
         paragraph += size + (paragraph[size] == '\n');
     }
-    if (command->groups & (CLI_PLANNERS | CLI_SWEEP))
-        cli_print(text, "Planners unless --planner%s names others: %s\n", command->groups & CLI_SWEEP ? "s" : "",
+    if (command->groups & (CLI_PLANNERS | CLI_SWEEP | CLI_REPLAY))
+        cli_print(text, "Planners unless --planner%s names others: %s\n", command->groups & CLI_PLANNERS ? "" : "s",
                   command->planners);
     cli_options_help(text, command->groups);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Attention shapes of published models. */
+ * Attention shapes and sizes of published models. */
 #ifndef EVENKV_TOOLS_MODELS_H
 #define EVENKV_TOOLS_MODELS_H
 
@@ -8,6 +8,8 @@
 typedef struct cli_model {
     const char *name;
     int32_t q_heads, kv_heads, head_dim;
+    int32_t layers;
+    double parameters;  /* billions, experts that a token does not use included */
     const char *source; /* the published configuration that the numbers are from */
 } cli_model;
 

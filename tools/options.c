@@ -129,7 +129,7 @@ static const option_row table[] = {
     NUMBER(CLI_TRACE | CLI_SWEEP, "seed", "S", INT64, seed, 0, INT64_MAX,
            "seed of all that is drawn at random (default 1)"),
 
-    TEXT(CLI_SWEEP, "planners", "NAMES", planner, "one, several (as none,even), or all of:"),
+    TEXT(CLI_SWEEP | CLI_REPLAY, "planners", "NAMES", planner, "one, several (as none,even), or all of:"),
     TEXT(CLI_SWEEP, "dists", "NAMES", dists,
          "how tokens are spread (default uniform), any of uniform, skewNN, KxNN; or file: the batches of --kv-lens "
          "@FILE"),
@@ -142,7 +142,7 @@ static const option_row table[] = {
         "tokens, 4 to 2,048 requests), linearity (time = a + b * tokens over 64K to 2M tokens; with --trace over the "
         "batches of a trace)"),
     TEXT(CLI_SWEEP, "csv", "FILE", csv, "write the results there as CSV, cell by cell"),
-    TEXT(CLI_SWEEP, "plot", "FILE", plot, "draw the times there: FILE.svg or FILE.png (needs gnuplot)"),
+    TEXT(CLI_SWEEP | CLI_REPLAY, "plot", "FILE", plot, "draw the times there: FILE.svg or FILE.png (needs gnuplot)"),
 
     TEXT(CLI_PLANNERS, "planner", "NAMES", planner, "one, several (as none,even), or all of:"),
     PLAN_SWITCH("cuda-graph", cuda_graph, "FlashInfer planners: the rules under CUDA graph capture"),
@@ -192,6 +192,21 @@ static const option_row table[] = {
     TEXT(CLI_SIMULATE, "gantt", "FILE", gantt, "draw there when each tile runs on which SM, as SVG"),
     SWITCH(CLI_SIMULATE, "no-picture", no_picture, "only the table, without the picture of SMs over time"),
 
+    NUMBER(CLI_REPLAY, "layers", "N", INT32, layers, 1, 100000, "layers, in place of the model's"),
+    NUMBER(CLI_REPLAY, "weights-gb", "GB", REAL, weights_gb, 0, 0,
+           "1e9 bytes of weights of the whole model, in place of the model's at 2 bytes a parameter"),
+    NUMBER(CLI_REPLAY, "replicas", "N", INT32, replicas, 1, 65536,
+           "servers, each with --tp ranks, that take requests in turn (default 1)"),
+    NUMBER(CLI_REPLAY, "kv-memory", "GB", REAL, kv_memory_gb, 0, 0,
+           "1e9 bytes for K and V on each rank; requests that do not fit wait (default: the device's memory less its "
+           "share of the weights)"),
+    NUMBER(CLI_REPLAY, "step-base-us", "US", REAL, step_base_us, 0, 0,
+           "what a step takes beside attention (default: reading the rank's weights once)"),
+    SWITCH(CLI_REPLAY, "fixed-step", fixed_step,
+           "a step takes --step-ms whatever attention takes, so that all planners see the same batches"),
+    TEXT(CLI_REPLAY, "worst", "FILE", worst,
+         "write there the batch of each planner's longest attention, for simulate --kv-lens @FILE"),
+
     TEXT(CLI_CALIBRATE, "from", "FILES", from,
          "measured times: CSV of `evenkv bench`, or of other systems with the same columns; several as A.csv,B.csv"),
     ONE_OF(CLI_CALIBRATE, "fit", "ROWS", fit, fits,
@@ -207,7 +222,7 @@ static const option_row table[] = {
 };
 
 enum { NUM_OPTIONS = sizeof table / sizeof table[0] };
-_Static_assert(NUM_OPTIONS <= 64, "cli_options.given has 64 bits");
+_Static_assert((int)NUM_OPTIONS <= (int)CLI_MAX_OPTIONS, "cli_options.given has a place for each");
 
 static const char *choice_name(const choice *choices, int32_t value)
 {
@@ -293,10 +308,10 @@ static ekv_status read_option(cli_state *cli, int count, char **arguments, int *
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "unknown option '%s'", ekv_quote(argument, size, quoted));
     if (!(option->group & cli->command->groups))
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s takes no option --%s", cli->command->name, option->name);
-    const uint64_t bit = (uint64_t)1 << (option - table);
-    if (cli->options.given & bit)
+    bool *given = &cli->options.given[option - table];
+    if (*given)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "option --%s is given twice", option->name);
-    cli->options.given |= bit;
+    *given = true;
 
     const char *value = equals ? equals + 1 : NULL;
     *used = 1;
@@ -326,6 +341,7 @@ ekv_status cli_options_read(cli_state *cli, int count, char **arguments)
                                   .speedup = 1,
                                   .backend = CLI_BACKEND_AUTO,
                                   .system = -1,
+                                  .replicas = 1,
                                   .plan = EKV_PLAN_OPTIONS_INIT };
     for (int used = 1, i = 0; i < count; i += used) {
         ekv_status status = read_option(cli, count - i, arguments + i, &used);
@@ -339,7 +355,7 @@ const char *cli_options_given(const cli_options *options, unsigned groups)
 {
     static char flag[32];
     for (int i = 0; i < NUM_OPTIONS; i++)
-        if ((table[i].group & groups) && (options->given >> i & 1)) {
+        if ((table[i].group & groups) && options->given[i]) {
             strcpy(flag, "--");
             return strcat(flag, table[i].name);
         }
@@ -364,6 +380,7 @@ static const char *heading(unsigned group)
     case CLI_SWEEP: return "The sweep: every distribution x number of requests x number of tokens";
     case CLI_EXECUTION:
     case CLI_TIMELINE: return "Execution";
+    case CLI_REPLAY: return "The server: a step takes base + layers x simulated attention";
     case CLI_SYSTEM:
     case CLI_SIMULATE: return "Simulation";
     case CLI_CALIBRATE: return "Measured times";

@@ -31,10 +31,12 @@ enum {
     CLI_CALIBRATE = 1 << 13, /* measured times */
     CLI_SIMULATE = 1 << 14,  /* what is drawn of a simulation */
     CLI_SYSTEM = 1 << 15,    /* --system */
+    CLI_REPLAY = 1 << 16,    /* a serving model */
     CLI_BATCH = CLI_SHAPE | CLI_LENGTHS | CLI_DIST | CLI_TRACE
 };
 
 enum { CLI_BACKEND_AUTO = -1 };
+enum { CLI_MAX_OPTIONS = 128 };
 
 /* Sweeps that have a name. */
 typedef enum cli_preset { CLI_PRESET_NONE = 0, CLI_PRESET_IMBALANCE, CLI_PRESET_LINEARITY } cli_preset;
@@ -82,6 +84,11 @@ typedef struct cli_options {
     bool sim;
     int32_t preset; /* cli_preset */
 
+    int32_t layers, replicas;
+    double weights_gb, kv_memory_gb, step_base_us;
+    bool fixed_step;
+    const char *worst;
+
     const char *gantt;
     bool no_picture;
     int32_t system; /* ekv_system, or -1 */
@@ -93,7 +100,7 @@ typedef struct cli_options {
     bool tiles, json, help;
     const char *output;
 
-    uint64_t given; /* bit i: row i of the table */
+    bool given[CLI_MAX_OPTIONS]; /* by row of the table */
 } cli_options;
 
 /* Sets defaults, then reads arguments[0..count).  Errors (all usage errors): an unknown option or one that the

@@ -18,6 +18,8 @@ struct ekv_replay {
     /* Resident requests, in order of admission. */
     int32_t *kv_len;      /* [capacity] now */
     int32_t *last_kv_len; /* [capacity] in the last step of each */
+    int32_t *num_steps;   /* [capacity] of each in all */
+    double *admitted_at;  /* [capacity] */
     int32_t batch_size, capacity;
     int64_t total_tokens;    /* sum of kv_len */
     int64_t reserved_tokens; /* sum of last_kv_len: what they hold at their largest */
@@ -74,6 +76,8 @@ void ekv_replay_free(ekv_replay *replay)
         return;
     ekv_release(replay->context, replay->kv_len);
     ekv_release(replay->context, replay->last_kv_len);
+    ekv_release(replay->context, replay->num_steps);
+    ekv_release(replay->context, replay->admitted_at);
     ekv_release(replay->context, replay);
 }
 
@@ -85,22 +89,27 @@ void ekv_replay_counts_get(const ekv_replay *replay, ekv_replay_counts *counts)
 /* The end of a step: every request has one token more, and those in their last step leave. */
 static void finish_step(ekv_replay *replay)
 {
+    const ekv_replay_options *options = &replay->options;
     int32_t kept = 0;
+    replay->now += replay->step_seconds;
     for (int32_t i = 0; i < replay->batch_size; i++) {
         const int32_t kv_len = replay->kv_len[i], last = replay->last_kv_len[i];
         if (kv_len == last) {
             replay->total_tokens -= kv_len;
             replay->reserved_tokens -= last;
+            if (options->finished)
+                options->finished(options->finished_user, replay->now - replay->admitted_at[i], replay->num_steps[i]);
             continue;
         }
         replay->kv_len[kept] = kv_len + 1;
         replay->last_kv_len[kept] = last;
+        replay->num_steps[kept] = replay->num_steps[i];
+        replay->admitted_at[kept] = replay->admitted_at[i];
         kept++;
     }
     replay->total_tokens += kept;
     replay->counts.finished += replay->batch_size - kept;
     replay->batch_size = kept;
-    replay->now += replay->step_seconds;
     replay->in_step = false;
     replay->draining = replay->source_ended && !replay->has_waiting;
 }
@@ -147,6 +156,14 @@ static bool fits(const ekv_replay *replay)
            (!options->token_budget || replay->reserved_tokens + last_length(&replay->waiting) <= options->token_budget);
 }
 
+static bool grow(void **array, const ekv_replay *replay, int32_t capacity, size_t element)
+{
+    void *grown = ekv_grow(replay->context, *array, (size_t)replay->batch_size * element, (size_t)capacity * element);
+    if (grown)
+        *array = grown;
+    return grown != NULL;
+}
+
 static ekv_status reserve(ekv_replay *replay)
 {
     if (replay->batch_size < replay->capacity)
@@ -154,16 +171,11 @@ static ekv_status reserve(ekv_replay *replay)
     if (replay->capacity > INT32_MAX / 2)
         return ekv_fail(EKV_ERROR_OVERFLOW, "more than %" PRId32 " resident requests", replay->capacity);
     const int32_t capacity = replay->capacity ? replay->capacity * 2 : 64;
-    const size_t used = (size_t)replay->batch_size * sizeof *replay->kv_len;
-    const size_t size = (size_t)capacity * sizeof *replay->kv_len;
-    int32_t *grown = ekv_grow(replay->context, replay->kv_len, used, size);
-    if (grown) {
-        replay->kv_len = grown;
-        grown = ekv_grow(replay->context, replay->last_kv_len, used, size);
-    }
-    if (!grown)
+    if (!grow((void **)&replay->kv_len, replay, capacity, sizeof *replay->kv_len) ||
+        !grow((void **)&replay->last_kv_len, replay, capacity, sizeof *replay->last_kv_len) ||
+        !grow((void **)&replay->num_steps, replay, capacity, sizeof *replay->num_steps) ||
+        !grow((void **)&replay->admitted_at, replay, capacity, sizeof *replay->admitted_at))
         return ekv_fail(EKV_ERROR_OUT_OF_MEMORY, "no memory for %" PRId32 " resident requests", capacity);
-    replay->last_kv_len = grown;
     replay->capacity = capacity;
     return EKV_OK;
 }
@@ -190,6 +202,8 @@ static ekv_status admit(ekv_replay *replay)
         const int32_t i = replay->batch_size++;
         replay->kv_len[i] = replay->waiting.input_tokens + 1;
         replay->last_kv_len[i] = (int32_t)last_length(&replay->waiting);
+        replay->num_steps[i] = replay->waiting.output_tokens - 1;
+        replay->admitted_at[i] = replay->now;
         replay->total_tokens += replay->kv_len[i];
         replay->reserved_tokens += replay->last_kv_len[i];
         replay->has_waiting = false;

@@ -41,11 +41,14 @@ typedef struct ekv_replay_options {
      * stores must be finite and > 0; an error that it returns ends the replay.  NULL: step_seconds. */
     ekv_status (*step_time)(void *user, const ekv_replay_step *step, double *seconds);
     void *step_time_user;
+    /* Called where a request has left: how long it was in decode steps, and in how many.  NULL: nobody asks. */
+    void (*finished)(void *user, double seconds, int32_t steps);
+    void *finished_user;
 } ekv_replay_options;
 /* As fast as recorded, 30 ms a step, no limits. */
-#define EKV_REPLAY_OPTIONS_INIT   \
-    {                             \
-        1.0, 0.030, 0, 0, NULL, 0 \
+#define EKV_REPLAY_OPTIONS_INIT            \
+    {                                      \
+        1.0, 0.030, 0, 0, NULL, 0, NULL, 0 \
     }
 
 /* Where requests come from: as ekv_trace_next, in order of arrival.  A source of one's own can filter, for
