@@ -2,6 +2,7 @@
  * evenkv explain: which kernel a serving engine would run on a batch, where each system stops splitting, which
  * request everybody waits for, and what even does instead. */
 #include "json.h"
+#include "sim_view.h"
 #include "systems.h"
 #include "workload.h"
 
@@ -19,6 +20,9 @@ typedef struct planner_entry {
     cli_threshold threshold;
     cli_text kernels;
     char refusal[512];
+    bool simulated;
+    ekv_timeline_info predicted; /* where simulated, else: */
+    char no_prediction[256];     /* why not */
 } planner_entry;
 
 typedef struct explanation {
@@ -33,6 +37,23 @@ typedef struct explanation {
 } explanation;
 
 /* ---- Facts ------------------------------------------------------------------------------------------- */
+
+/* A device without constants of the system is worth to be told, not to end here. */
+static ekv_status predict(planner_entry *entry)
+{
+    ekv_timeline *timeline = NULL;
+    ekv_status status = ekv_simulate(entry->plan, NULL, NULL, &timeline);
+    if (status == EKV_ERROR_UNSUPPORTED) {
+        snprintf(entry->no_prediction, sizeof entry->no_prediction, "%s", ekv_last_error());
+        return EKV_OK;
+    }
+    entry->predicted = (ekv_timeline_info)EKV_TIMELINE_INFO_INIT;
+    if (!status)
+        status = ekv_timeline_info_get(timeline, &entry->predicted);
+    ekv_timeline_free(timeline);
+    entry->simulated = !status;
+    return status;
+}
 
 static ekv_status read_entry(cli_state *cli, const explanation *e, planner_entry *entry)
 {
@@ -51,7 +72,7 @@ static ekv_status read_entry(cli_state *cli, const explanation *e, planner_entry
     entry->threshold = cli_threshold_of(entry->plan);
     cli_kernels(entry->plan, &entry->kernels);
     cli_append(&entry->kernels, "", 1);
-    return EKV_OK;
+    return predict(entry);
 }
 
 static ekv_status read_explanation(cli_state *cli, explanation *e)
@@ -241,6 +262,30 @@ static void print_balance(cli_text *text, const explanation *e)
              "kernel has fixed costs and a rate of its own.");
 }
 
+static void print_predictions(cli_text *text, const explanation *e)
+{
+    const ekv_device *device = &e->workload->device;
+    const planner_entry *even = e->even;
+    cli_print(text, "\nPredicted times%s\n", device->projected ? " (projected: nobody measured on this device)" : "");
+    for (int32_t i = 0; i < e->num_entries; i++) {
+        const planner_entry *entry = &e->entries[i];
+        if (!entry->plan)
+            continue;
+        cli_print(text, "  %-27s ", entry->planner);
+        if (!entry->simulated) {
+            cli_print(text, "-  %s\n", entry->no_prediction);
+            continue;
+        }
+        cli_print(text, "%10.1f us", entry->predicted.time_us);
+        if (even->simulated)
+            cli_print(text, " %8.2f x even", entry->predicted.time_us / even->predicted.time_us);
+        cli_print(text, "%s%s\n", entry->predicted.tail_cause ? "  " : "", cli_tail_name(entry->predicted.tail_cause));
+    }
+    cli_wrap(text, 2,
+             "Simulated with the constants of each system's own kernels; `evenkv simulate` shows more, "
+             "docs/simulator.md how far they are from measurements.");
+}
+
 static void print_even(cli_text *text, const explanation *e)
 {
     cli_print(text, "\nWhat even does instead\n");
@@ -312,6 +357,11 @@ static void print_json_entry(cJSON *array, const explanation *e, const planner_e
     json_real(object, "imbalance", entry->info.imbalance);
     json_real_or_null(object, "against_even", e->even->plan ? against_even(e, entry) : 0, !e->even->plan);
     json_int(object, "tail_num_splits", entry->info.num_splits[e->tail]);
+    json_real_or_null(object, "predicted_us", entry->predicted.time_us, !entry->simulated);
+    json_string(object, "predicted_system", entry->simulated ? entry->predicted.system : NULL);
+    json_string(object, "predicted_tail",
+                entry->simulated && entry->predicted.tail_cause ? cli_tail_name(entry->predicted.tail_cause) : NULL);
+    json_bool(object, "projected", e->workload->device.projected);
 }
 
 static void print_json(cli_text *text, const explanation *e)
@@ -359,6 +409,7 @@ static void print_explanation(cli_state *cli, const explanation *e)
     print_kernels(text, e);
     print_thresholds(text, e);
     print_balance(text, e);
+    print_predictions(text, e);
     print_even(text, e);
 }
 
@@ -383,7 +434,7 @@ const cli_command cli_command_explain = {
     .details = "Names the request that makes the tail; the path that SGLang takes for these heads and this dtype, why, "
                "and the kernels that a profiler then shows; the batch size from which each system stops splitting "
                "requests, on which side of it the batch lies, and whether SGLang takes that path at all; the busiest "
-               "slot's tokens under every planner; and what even does instead.\n",
+               "slot's tokens under every planner; the times that a simulation predicts; and what even does instead.\n",
     .groups = CLI_BATCH | CLI_PLANNING | CLI_DEVICE | CLI_JSON | CLI_OUTPUT,
     .planners = "all",
     .run = explain_run,

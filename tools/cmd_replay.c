@@ -277,8 +277,10 @@ static ekv_status write_worst(const replay_state *r, const char *path)
 
 static void add_curve(cli_panels *panels, const char *panel, const char *planner, const replay_values *values)
 {
-    for (int percent = 1; percent <= 99 && values->count > 0; percent += 2)
+    for (int percent = 5; percent < 100 && values->count > 0; percent += 5)
         cli_panels_add(panels, panel, planner, percent, replay_quantile(values, percent / 100.0) / 1e3);
+    if (values->count > 0)
+        cli_panels_add(panels, panel, planner, 99, replay_quantile(values, 0.99) / 1e3);
     if (values->count > 0)
         cli_panels_add(panels, panel, planner, 100, values->largest / 1e3);
 }
