@@ -127,7 +127,9 @@ double ekv_sim_rate(const ekv_sim_cost *cost, int32_t n)
 {
     if (cost->cta_rate >= cost->sm_rate)
         return cost->sm_rate / n;
-    return cost->sm_rate * (1 - pow(1 - cost->cta_rate / cost->sm_rate, n)) / n;
+    if (n == 1)
+        return cost->cta_rate;
+    return cost->sm_rate * -expm1(n * log1p(-cost->cta_rate / cost->sm_rate)) / n;
 }
 
 /* ---- Tiles ------------------------------------------------------------------------------------------- */
@@ -313,6 +315,8 @@ static bool step(ekv_sim_loop *loop)
     double timer = loop->timer_count ? loop->timers[loop->timer_head].at - loop->now : INFINITY;
     if (loop->num_freed && wait > tie_us && timer > tie_us) {
         fill_freed(loop);
+        if (loop->cost->tile_us == 0) /* what was started moves already */
+            return true;
         timer = loop->timer_count ? loop->timers[loop->timer_head].at - loop->now : INFINITY;
     }
     if (timer <= wait && loop->timer_count) {
@@ -321,7 +325,7 @@ static bool step(ekv_sim_loop *loop)
         return true;
     }
     if (!class)
-        return loop->num_freed > 0;
+        return false;
     advance(loop, wait);
     end_move(loop, loop->classes[class].sm[1]);
     return true;
