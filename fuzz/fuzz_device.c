@@ -4,6 +4,7 @@
 
 #include "evenkv/evenkv.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -27,5 +28,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     FUZZ_CHECK(device.read_gb_per_s_nominal >= 0 && device.read_gb_per_s_nominal <= 1e6);
     FUZZ_CHECK(device.bf16_tflops >= 0 && device.bf16_tflops <= 1e6);
     FUZZ_CHECK(device.l2_bytes >= 0 && device.memory_bytes >= 0);
+    for (int s = 0; s < EKV_MAX_SYSTEMS; s++) {
+        const ekv_system_model *m = &device.systems[s];
+        const bool none = m->cta_gb_per_s == 0;
+        FUZZ_CHECK(none == (m->sm_gb_per_s == 0) && none == (m->total_gb_per_s == 0));
+        FUZZ_CHECK(m->cta_gb_per_s >= 0 && m->tile_us >= 0 && m->launch_us >= 0 && m->merge_us >= 0);
+    }
     return 0;
 }

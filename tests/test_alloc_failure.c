@@ -2,6 +2,7 @@
  * Every function that allocates, with an allocator that fails at the first call, then at the second, and so on until
  * the function succeeds: each failure is OUT_OF_MEMORY, leaves the output alone and leaks nothing. */
 #include "counting_allocator.h"
+#include "sim/calibrate.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -108,10 +109,65 @@ static void plan_create_and_check(void **state)
     assert_int_equal(a.live, 0);
 }
 
+static void simulate(void **state)
+{
+    (void)state;
+    counting_allocator a;
+    ekv_context_options context_options = counting_options(&a);
+    ekv_context *context;
+    assert_int_equal(ekv_context_create(&context_options, &context), EKV_OK);
+    ekv_device device = EKV_DEVICE_INIT;
+    assert_int_equal(ekv_device_find("h200", &device), EKV_OK);
+    const ekv_batch batch = make_batch();
+    ekv_plan *plan;
+    assert_int_equal(ekv_plan_create(context, "fa3", &batch, &device, NULL, &plan), EKV_OK);
+    const int64_t live = a.live;
+    ekv_timeline *timeline = NULL;
+    ekv_status status = EKV_ERROR_OUT_OF_MEMORY;
+    int64_t failures = 0;
+    for (; status && failures < MOST_ALLOCATIONS; failures++) {
+        a.calls = 0;
+        a.fail_at = failures;
+        status = ekv_simulate(plan, NULL, NULL, &timeline);
+        if (status) {
+            expect_out_of_memory("ekv_simulate", status, a.live, live);
+            assert_null(timeline);
+        }
+    }
+    assert_int_equal(status, EKV_OK);
+    assert_true(failures >= 2);
+    a.fail_at = -1;
+    ekv_timeline_free(timeline);
+    assert_int_equal(a.live, live);
+
+    /* Fitting too. */
+    enum { ROWS = 6 };
+    ekv_sim_row rows[ROWS];
+    for (int i = 0; i < ROWS; i++)
+        rows[i] = (ekv_sim_row){ plan, 100.0 + i };
+    for (failures = 0, status = EKV_ERROR_OUT_OF_MEMORY; status && failures < MOST_ALLOCATIONS; failures++) {
+        ekv_device fitted = device;
+        a.calls = 0;
+        a.fail_at = failures;
+        status = ekv_sim_calibrate(context, rows, ROWS, EKV_SYSTEM_FA3, &fitted);
+        if (status) {
+            expect_out_of_memory("ekv_sim_calibrate", status, a.live, live);
+            assert_memory_equal(&fitted, &device, sizeof device);
+        }
+    }
+    assert_int_equal(status, EKV_OK);
+    assert_true(failures >= 2);
+    a.fail_at = -1;
+    ekv_plan_free(plan);
+    ekv_context_free(context);
+    assert_int_equal(a.live, 0);
+}
+
 static void free_takes_null(void **state)
 {
     (void)state;
     ekv_plan_free(NULL);
+    ekv_timeline_free(NULL);
     ekv_context_free(NULL);
 }
 
@@ -120,6 +176,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(context_create),
         cmocka_unit_test(plan_create_and_check),
+        cmocka_unit_test(simulate),
         cmocka_unit_test(free_takes_null),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,6 +17,8 @@ int test_header(void)
     ekv_tensors tensors = EKV_TENSORS_INIT;
     ekv_decode_options decode_options = EKV_DECODE_OPTIONS_INIT;
     ekv_merge_args merge_args = EKV_MERGE_ARGS_INIT;
+    ekv_sim_options sim_options = EKV_SIM_OPTIONS_INIT;
+    ekv_timeline_info timeline_info = EKV_TIMELINE_INFO_INIT;
     int failed = 0;
 
     failed += context_options.struct_size != sizeof context_options || context_options.cuda_device != -1;
@@ -29,6 +31,8 @@ int test_header(void)
     failed += tensors.struct_size != sizeof tensors || tensors.k_scale != 1 || tensors.v_scale != 1;
     failed += decode_options.struct_size != sizeof decode_options || decode_options.backend != EKV_BACKEND_CPU;
     failed += merge_args.struct_size != sizeof merge_args || merge_args.num_states != 1;
+    failed += sim_options.struct_size != sizeof sim_options || sim_options.system != -1;
+    failed += timeline_info.struct_size != sizeof timeline_info || device.systems[0].tile_us != 0;
     failed += EKV_OK != 0 || ekv_version_string()[0] != '0' + EKV_VERSION_MAJOR;
     failed += sizeof(ekv_tile) != 32;
     return failed;

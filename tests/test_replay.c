@@ -280,15 +280,15 @@ static void bad_options_are_refused_with_their_values(void **state)
         ekv_replay_options options;
         const char *parts;
     } cases[] = {
-        { { 0, 0.03, 0, 0, NULL, NULL }, "speedup is 0" },
-        { { -1, 0.03, 0, 0, NULL, NULL }, "speedup is -1" },
-        { { (double)NAN, 0.03, 0, 0, NULL, NULL }, "speedup is" },
-        { { (double)INFINITY, 0.03, 0, 0, NULL, NULL }, "speedup is inf" },
-        { { 1, 0, 0, 0, NULL, NULL }, "step time is 0 s" },
-        { { 1, -0.5, 0, 0, NULL, NULL }, "step time is -0.5 s" },
-        { { 1, (double)INFINITY, 0, 0, NULL, NULL }, "step time is inf s" },
-        { { 1, 0.03, -1, 0, NULL, NULL }, "max_batch is -1" },
-        { { 1, 0.03, 0, -2, NULL, NULL }, "token_budget is -2" },
+        { { 0, 0.03, 0, 0, NULL, NULL, NULL, NULL }, "speedup is 0" },
+        { { -1, 0.03, 0, 0, NULL, NULL, NULL, NULL }, "speedup is -1" },
+        { { (double)NAN, 0.03, 0, 0, NULL, NULL, NULL, NULL }, "speedup is" },
+        { { (double)INFINITY, 0.03, 0, 0, NULL, NULL, NULL, NULL }, "speedup is inf" },
+        { { 1, 0, 0, 0, NULL, NULL, NULL, NULL }, "step time is 0 s" },
+        { { 1, -0.5, 0, 0, NULL, NULL, NULL, NULL }, "step time is -0.5 s" },
+        { { 1, (double)INFINITY, 0, 0, NULL, NULL, NULL, NULL }, "step time is inf s" },
+        { { 1, 0.03, -1, 0, NULL, NULL, NULL, NULL }, "max_batch is -1" },
+        { { 1, 0.03, 0, -2, NULL, NULL, NULL, NULL }, "token_budget is -2" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         ekv_replay *replay = NULL;
@@ -536,6 +536,39 @@ static void no_memory_is_reported_and_leaks_nothing(void **state)
     ekv_replay_free(NULL);
 }
 
+typedef struct finished {
+    int32_t count, steps[8];
+    double seconds[8];
+} finished;
+
+static void note_finished(void *user, double seconds, int32_t steps)
+{
+    finished *f = user;
+    f->seconds[f->count] = seconds, f->steps[f->count++] = steps;
+}
+
+static void requests_that_leave_say_how_long_they_took(void **state)
+{
+    const ekv_trace_row rows[] = { { 0, 0.0, 10, 3 }, { 0, 0.5, 20, 4 }, { 0, 0.6, 5, 1 }, { 0, 100.0, 5, 2 } };
+    array_source source = { rows, 4, 0 };
+    finished f = { 0 };
+    ekv_replay_options options = EKV_REPLAY_OPTIONS_INIT;
+    options.step_seconds = 1;
+    options.finished = note_finished;
+    options.finished_user = &f;
+    ekv_replay *replay = NULL;
+    ekv_replay_step step;
+    assert_int_equal(ekv_replay_create(*state, &options, next_of_array, &source, &replay), EKV_OK);
+    for (bool end = false; !end;)
+        assert_int_equal(ekv_replay_next(replay, &step, &end), EKV_OK);
+    assert_int_equal(f.count, 3); /* one had no decode step */
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(f.steps[i], i == 2 ? 1 : i + 2);
+        assert_true(fabs(f.seconds[i] - f.steps[i]) < 1e-9);
+    }
+    ekv_replay_free(replay);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -561,6 +594,7 @@ int main(void)
         cmocka_unit_test(samples_that_do_not_exist_are_refused),
         cmocka_unit_test(the_azure_sample_gives_the_batches_that_the_docs_state),
         cmocka_unit_test(no_memory_is_reported_and_leaks_nothing),
+        cmocka_unit_test(requests_that_leave_say_how_long_they_took),
     };
     return cmocka_run_group_tests(tests, create_context, free_context);
 }

@@ -273,6 +273,12 @@ static ekv_status bench_run(cli_state *cli)
     if (cli->options.sim || cli->options.preset)
         return bench_sim_run(cli);
     bench_state bench = { .cli = cli };
+    const char *stray = cli_options_given(&cli->options, CLI_TRACE | CLI_SYSTEM);
+    if (stray && strcmp(stray, "--seed") != 0) /* of the tensors, here */
+        return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s goes with %s only", stray,
+                                       cli->options.trace           ? "--preset linearity"
+                                       : !strcmp(stray, "--system") ? "--sim"
+                                                                    : "--trace"));
     ekv_status status = sweep(&bench);
     cli_execution_free(&bench.execution);
     if (bench.csv)

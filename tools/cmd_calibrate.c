@@ -66,7 +66,8 @@ static ekv_status plan_rows(calibration *c)
         ekv_status status = ekv_plan_create(cli->context, row->planner, &row->batch, &c->workload.device,
                                             &cli->options.plan, &state->plan);
         if (status)
-            return cli_plan_status(cli, status);
+            return cli_plan_status(cli,
+                                   ekv_fail(status, "the row of line %" PRId64 ": %s", row->line, ekv_last_error()));
         state->system = row->ours ? EKV_SYSTEM_EVENKV : ekv_sim_system_of(state->plan, &c->workload.device);
         c->num_rows++;
     }

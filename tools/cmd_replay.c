@@ -166,7 +166,7 @@ static void print_text(const replay_state *r)
 {
     cli_text *text = &r->cli->out;
     print_server(r);
-    cli_print(text, "\n%-27s | %-53s | %-27s\n", "", "attention of a step, all layers, us", "batch");
+    cli_print(text, "\n%-27s | %-53s | batch\n", "", "attention of a step, all layers, us");
     cli_print(text, "%-27s | %9s %8s %8s %8s %8s %7s | %8s %6s %6s %7s\n", "planner", "total s", "mean", "p50", "p95",
               "p99", "max", "steps", "mean", "max", "past %");
     for (int32_t i = 0; i < r->workload.num_planners; i++) {

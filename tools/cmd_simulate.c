@@ -102,7 +102,7 @@ static void print_text(sim_state *sim, int64_t index, const simulated *all, int3
     if (count && all[0].info.projected)
         cli_wrapf(text, 2,
                   "Projected: constants of %s were not measured on such a device (`evenkv devices --device %s`).",
-                  sim->workload.device.name, sim->workload.device.name);
+                  sim->workload.device.name, sim->cli->options.device);
 }
 
 /* ---- JSON -------------------------------------------------------------------------------------------- */

@@ -165,6 +165,8 @@ static ekv_status read_lengths(const reader *r, cli_measured_row *row)
         snprintf(row->dist, sizeof row->dist, "%.*s", (int)dist.size, dist.text);
         status =
             ekv_lengths_from_dist(r->cli->context, row->dist, row->batch.batch_size, row->total_tokens, hot, &list);
+        if (status)
+            status = ekv_fail(status, "%s:%" PRId64 ": %s", r->origin, r->line, ekv_last_error());
     }
     if (!status &&
         (list->batches[0].batch_size != row->batch.batch_size || list->batches[0].total_tokens != row->total_tokens))

@@ -64,18 +64,19 @@ static void print_row(cli_text *text, const cli_sim_view *view, const panel *p, 
     cli_print(text, "|");
 }
 
+/* width: 0 for the last of a line. */
 static void print_title(cli_text *text, const cli_sim_view *view, int32_t width)
 {
     char title[96];
     snprintf(title, sizeof title, "%s, %.1f us", view->plan->planner->name, view->info.time_us);
-    cli_print(text, "%5s  %-*s ", "SM", width, title);
+    cli_print(text, "%5s  %-*s%s", "SM", width, title, width ? " " : "");
 }
 
-static void print_axis(cli_text *text, const panel *p)
+static void print_axis(cli_text *text, const panel *p, bool last)
 {
     char end[32];
     snprintf(end, sizeof end, "%.0f us", p->us_per_column * p->columns);
-    cli_print(text, "%5s  0%*s ", "", p->columns - 1, end);
+    cli_print(text, "%5s  0%*s%s", "", p->columns - 1, end, last ? "" : " ");
 }
 
 static void print_panels(cli_text *text, const cli_sim_view *views, int32_t count, int32_t columns, double us)
@@ -88,7 +89,7 @@ static void print_panels(cli_text *text, const cli_sim_view *views, int32_t coun
     }
     cli_print(text, "\n");
     for (int32_t i = 0; i < count; i++)
-        print_title(text, &views[i], columns);
+        print_title(text, &views[i], i + 1 < count ? columns : 0);
     cli_print(text, "\n");
     for (int32_t row = 0; row < rows; row++) {
         for (int32_t i = 0; i < count; i++)
@@ -96,7 +97,7 @@ static void print_panels(cli_text *text, const cli_sim_view *views, int32_t coun
         cli_print(text, "\n");
     }
     for (int32_t i = 0; i < count; i++) {
-        print_axis(text, &panels[i]);
+        print_axis(text, &panels[i], i + 1 == count);
         free(panels[i].busy);
         free(panels[i].longest);
     }

@@ -8,9 +8,9 @@
 #include <string.h>
 
 /* The constants are fitted as logarithms, so that none can become negative.  What is nearly 0 has no slope there, which
- * LOWEST_US keeps it from. */
+ * LOWEST_US keeps it from; below that it is 0. */
 enum { NUM_CONSTANTS = 6, MAX_STEPS = 60, NUM_STARTS = 5 };
-static const double lowest_us = 0.01;
+static const double lowest_us = 0.05;
 
 typedef struct fit {
     ekv_timeline timeline;

@@ -112,7 +112,6 @@ class BenchTest(CliTest):
         self.refuse(2, invalid, "--dists file", "bench --batches 4 --tokens 8 --kv-lens 5")
         self.refuse(2, invalid, "--tokens", "bench --dists file --kv-lens 5 --tokens 8")
         self.refuse(2, invalid, "twice", "bench --dists file,file --kv-lens 5")
-        self.refuse(2, invalid, "--sim", "bench --sim --batches 4 --tokens 8")
         self.refuse(2, invalid, "--planner", "bench --planner even --batches 4 --tokens 8")
         self.refuse(2, invalid, "--batch", "bench --batch 4 --tokens 8")
         self.refuse(2, not_found, "zipf", "bench --dists zipf --batches 4 --tokens 8 --backend cpu")

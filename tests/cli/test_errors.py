@@ -15,7 +15,8 @@ AZURE = ("TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
 class Usage(CliTest):
     def test_commands(self):
-        for command in ("plan", "explain", "run", "bench", "demo", "devices"):
+        for command in ("plan", "explain", "run", "bench", "demo", "devices", "simulate", "replay",
+                        "calibrate"):
             help_text = self.succeed(command, "--help")
             self.assertIn("--output", help_text)
             self.assertEqual(help_text, self.succeed("help", command))
@@ -30,7 +31,7 @@ class Usage(CliTest):
         self.check_error(result, 2, INVALID, "no command")
 
     def test_unknown_names(self):
-        for command in ("simulate", "replay", "calibrate", "Plan", "--plan"):
+        for command in ("simulation", "Plan", "--plan"):
             self.refuse(2, NOT_FOUND, f"'{command}'", command)
             self.refuse(2, NOT_FOUND, f"'{command}'", f"help {command}")
         self.refuse(2, INVALID, "--page-sizes", "plan --kv-lens 5 --page-sizes 4")

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far the shipped constants are from the measurements, and fitting."""
+import csv
+import re
+import unittest
+
+from evenkv_cli import ROOT, CliTest
+
+TABLE = "data/h200-systems.csv"
+# median and 95th percentile of |simulated / measured - 1| on rows that the fit did not see
+ACCURACY = {"flashinfer-cuda-core": (0.05, 0.20), "flashinfer-tensor-core": (0.03, 0.10), "fa3": (0.03, 0.10),
+            "fa3-nosplit": (0.03, 0.10), "flashinfer-batch-attention": (0.05, 0.20), "flashinfer-xqa": (0.05, 0.20)}
+
+
+def percentile(values, share):
+    return sorted(values)[max(-(-int(len(values) * share * 1000) // 1000), 1) - 1]
+
+
+class CalibrateTest(CliTest):
+    def rows(self, *arguments):
+        return self.objects("calibrate --residuals --from", *arguments)[0]["rows"]
+
+    def test_accuracy_on_rows_that_the_fit_did_not_see(self):
+        rows = self.rows(TABLE, "--fit none")
+        with open(ROOT / TABLE, newline="") as file:
+            self.assertEqual(len(rows), sum(row["system"] in ACCURACY for row in csv.DictReader(file)))
+        for planner, (median, p95) in ACCURACY.items():
+            judged = [row for row in rows if row["planner"] == planner][1::2]
+            self.assertEqual(len(judged), 72)
+            errors = [abs(row["simulated_us"] / row["measured_us"] - 1) for row in judged]
+            self.assertLessEqual(percentile(errors, 0.5), median, planner)
+            self.assertLessEqual(percentile(errors, 0.95), p95, planner)
+
+    def test_cliffs_are_between_the_same_batch_sizes(self):
+        rows = self.rows(TABLE, "--fit none")
+        cliffs = 0
+        for planner in ACCURACY:
+            for dist in ("uniform", "skew40", "skew60", "skew80", "2x40"):
+                line = [row for row in rows if (row["planner"], row["dist"]) == (planner, dist) and
+                        row["total_tokens"] == 524288]
+                steps = {key: [b[key] / a[key] for a, b in zip(line, line[1:])]
+                         for key in ("measured_us", "simulated_us")}
+                for i, (measured, simulated) in enumerate(zip(steps["measured_us"], steps["simulated_us"])):
+                    where = (planner, dist, line[i]["batch"], line[i + 1]["batch"])
+                    if measured >= 2:
+                        cliffs += 1
+                        self.assertGreater(simulated, 1.6, where)
+                    if simulated >= 2:
+                        self.assertGreater(measured, 1.6, where)
+        self.assertGreaterEqual(cliffs, 12)
+
+    def test_even_on_our_own_measurements(self):
+        folder = max((ROOT / "bench/results").glob("h200-*")).relative_to(ROOT)
+        rows = self.rows(f"{folder}/mma.csv,{folder}/traffic.csv",
+                         "--kv-lens @data/traffic.txt --planner even --fit none")
+        errors = [abs(row["simulated_us"] / row["measured_us"] - 1) for row in rows]
+        self.assertLessEqual(percentile(errors, 0.5), 0.05)
+        self.assertLessEqual(percentile(errors, 0.95), 0.15)
+
+    def test_fit_and_save(self):
+        path = self.file("fitted.device", "")
+        [first] = self.objects("calibrate --planner flashinfer-xqa --save", path, "--from", TABLE)
+        self.assertEqual(list(first["systems"]), ["flashinfer-xqa"])
+        self.assertEqual((first["planners"]["flashinfer-xqa"]["fitted"]["rows"],
+                          first["planners"]["flashinfer-xqa"]["judged"]["rows"]), (72, 72))
+        with open(path) as file:
+            text = file.read()
+        source = "# fitted to 72 rows of data/h200-systems.csv"
+        self.assertEqual(len(re.findall(rf"(?m)^flashinfer-xqa\.\w+ += \S+ +{source}$", text)), 6)
+        self.assertEqual(len(re.findall(r"(?m)^fa3\.", text)), 6)
+        [second] = self.objects("calibrate --planner flashinfer-xqa --fit none --device", path, "--from", TABLE)
+        self.assertEqual(second["systems"], {})
+        self.assertAlmostEqual(second["planners"]["flashinfer-xqa"]["judged"]["median"],
+                               (first["planners"]["flashinfer-xqa"]["fitted"]["median"] +
+                                first["planners"]["flashinfer-xqa"]["judged"]["median"]) / 2, delta=0.005)
+        # A device of which nothing is known but what calibrate found.
+        text = re.sub(r"(?m)^[\w-]+\.\w+ +=.*\n", "", text).replace("= h200", "= mine")
+        bare = self.file("bare.device", text)
+        self.refuse(1, "EKV_ERROR_UNSUPPORTED", "mine has no constants", f"calibrate --fit none --device {bare} "
+                    f"--planner fa3 --from {TABLE}")
+        self.succeed(f"calibrate --device {bare} --planner flashinfer-xqa --from {TABLE} --save {bare}")
+        self.succeed(f"simulate --device {bare} --planner flashinfer-xqa --batch 4 --tokens 8000")
+
+    def test_text(self):
+        text = self.succeed("calibrate --fit none --planner fa3,fa3-nosplit --residuals --from", TABLE)
+        self.assertRegex(text, r"(?m)^fa3 +judged +144 ")
+        self.assertEqual(len(re.findall(r"(?m)^fa3-nosplit +\S+ +\d+ +\d+ +16 +32/4 ", text)), 144)
+
+    def test_errors(self):
+        head = "planner,dist,batch,total_tokens,page_size,q_heads,kv_heads,median_us\n"
+        good = "fa3,uniform,4,8192,16,32,4,100\n"
+        self.refuse(2, "EKV_ERROR_INVALID_ARGUMENT", "calibrate needs --from", "calibrate")
+        self.refuse(1, "EKV_ERROR_NOT_FOUND", "no-such", "calibrate --from no-such.csv")
+        self.refuse(2, "EKV_ERROR_INVALID_ARGUMENT", "does not go with --fit none",
+                    f"calibrate --fit none --save x --from {TABLE}")
+        self.refuse(2, "EKV_ERROR_INVALID_ARGUMENT", "no row of the planners",
+                    f"calibrate --planner even --from {TABLE}")
+        self.refuse(1, "EKV_ERROR_INVALID_ARGUMENT", "2 rows of fa3; 6 constants",
+                    f"calibrate --fit all --from {self.file('few.csv', head + good + good)}")
+        for text, part in (("", "no row"), (head, "no row"), ("planner,dist\n", "no column batch"),
+                           (head.replace("dist,", "") + "x\n", "neither column dist nor batch_line"),
+                           (head + "peer-x" + good[3:], "no row"),
+                           (head + good.replace("uniform", "round"), "round"),
+                           (head + good.replace(",4,8192", ",0,8192"), "batch"),
+                           (head + good.replace("8192", "3"), ":2: 3 tokens are fewer"),
+                           (head + good.replace(",100", ",0"), "median_us"),
+                           (head + good.replace(",100", ",1e3x"), "median_us"),
+                           (head + good.replace(",100", ",nan"), "median_us"),
+                           (head + good.replace(",100", ",100,7"), "other than 8 fields"),
+                           (head + good.replace("uniform", "file3"), "--kv-lens @FILE says which"),
+                           (head + good.replace(",4,100", ",5,100"), "q_heads 32 is not a multiple")):
+            result = self.tool("calibrate --from", self.file("bad.csv", text))
+            self.assertIn(result.returncode, (1, 2))
+            self.assertRegex(result.stderr, r"\Aevenkv: [^\n]+\n\Z")
+            self.assertIn(part, result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
