@@ -4,8 +4,9 @@
 #include "base/context.h"
 #include "base/number.h"
 #include "base/status.h"
-#include "json.h"
+#include "bench.h"
 #include "measured.h"
+#include "panels.h"
 #include "sim/calibrate.h"
 
 #include <inttypes.h>
@@ -265,6 +266,26 @@ static void print_json(calibration *c)
     json_print(&c->cli->out, object);
 }
 
+/* Simulated against measured, a panel a planner, a colour a distribution; lines of files are one. */
+static ekv_status plot(const calibration *c, const char *path)
+{
+    char note[400];
+    cli_panels panels = { .x_label = "measured, us", .y_label = "simulated, us", .note = note };
+    panels.diagonal = panels.points = true;
+    snprintf(note, sizeof note, "%s; device %s", c->cli->options.from, c->workload.device.name);
+    for (int32_t p = 0; p < c->workload.num_planners; p++)
+        for (int64_t i = 0; i < c->num_rows; i++) {
+            const row_state *row = &c->rows[i];
+            if (row->row->planner == c->workload.planners[p])
+                cli_panels_add(&panels, row->row->planner,
+                               strncmp(row->row->dist, "file", 4) != 0 ? row->row->dist : "file", row->row->median_us,
+                               row->simulated_us);
+        }
+    ekv_status status = cli_panels_plot(&panels, path);
+    cli_panels_free(&panels);
+    return status;
+}
+
 /* ---- The device with its new constants --------------------------------------------------------------- */
 
 /* Whether the line sets a constant of a system that was fitted. */
@@ -340,7 +361,8 @@ static ekv_status calibrate(calibration *c)
         return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "calibrate needs --from FILE"));
     if (cli->options.save && cli->options.fit == CLI_FIT_NONE)
         return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "--save does not go with --fit none"));
-    if ((status = cli_planners_read(cli, &c->workload)) ||
+    if ((cli->options.plot && (status = cli_usage(cli, bench_check_plot(cli->options.plot)))) ||
+        (status = cli_planners_read(cli, &c->workload)) ||
         (status = cli_device_read(cli, "h200", &c->workload.device)) ||
         (cli->options.kv_lens && (status = cli_kv_lens_read(cli, &c->workload.lengths))) ||
         (status = cli_measured_read(cli, cli->options.from, c->workload.lengths, &c->measured)) ||
@@ -355,7 +377,9 @@ static ekv_status calibrate(calibration *c)
         print_json(c);
     else
         print_text(c);
-    return cli->options.save ? save(c) : EKV_OK;
+    if (cli->options.save && (status = save(c)))
+        return status;
+    return cli->options.plot ? plot(c, cli->options.plot) : EKV_OK;
 }
 
 static ekv_status calibrate_run(cli_state *cli)

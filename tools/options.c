@@ -142,7 +142,8 @@ static const option_row table[] = {
         "tokens, 4 to 2,048 requests), linearity (time = a + b * tokens over 64K to 2M tokens; with --trace over the "
         "batches of a trace)"),
     TEXT(CLI_SWEEP, "csv", "FILE", csv, "write the results there as CSV, cell by cell"),
-    TEXT(CLI_SWEEP | CLI_REPLAY, "plot", "FILE", plot, "draw the times there: FILE.svg or FILE.png (needs gnuplot)"),
+    TEXT(CLI_SWEEP | CLI_REPLAY | CLI_CALIBRATE, "plot", "FILE", plot,
+         "draw it there: FILE.svg or FILE.png (needs gnuplot)"),
 
     TEXT(CLI_PLANNERS, "planner", "NAMES", planner, "one, several (as none,even), or all of:"),
     PLAN_SWITCH("cuda-graph", cuda_graph, "FlashInfer planners: the rules under CUDA graph capture"),

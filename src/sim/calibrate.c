@@ -9,7 +9,7 @@
 
 /* The constants are fitted as logarithms, so that none can become negative.  What is nearly 0 has no slope there, which
  * LOWEST_US keeps it from; below that it is 0. */
-enum { NUM_CONSTANTS = 6, MAX_STEPS = 60, NUM_STARTS = 5 };
+enum { NUM_CONSTANTS = 6, MAX_STEPS = 60, TRIAL_STEPS = 5, NUM_STARTS = 5 };
 static const double lowest_us = 0.05;
 
 typedef struct fit {
@@ -26,7 +26,7 @@ static void set_constants(ekv_system_model *model, const double logs[NUM_CONSTAN
 {
     double us[3];
     for (int i = 0; i < 3; i++)
-        us[i] = logs[3 + i] > log(lowest_us) ? exp(logs[3 + i]) : 0;
+        us[i] = exp(logs[3 + i]) > 1.1 * lowest_us ? exp(logs[3 + i]) : 0;
     *model = (ekv_system_model){ exp(logs[0]), exp(logs[1]), exp(logs[2]), us[0], us[1], us[2] };
 }
 
@@ -102,12 +102,12 @@ static void solve(const fit *f, double damping, double x[NUM_CONSTANTS])
     }
 }
 
-/* From *logs down to where no step helps. */
-static ekv_status descend(fit *f, double logs[NUM_CONSTANTS], double *sum)
+/* From *logs down to where no step helps, max_steps at most. */
+static ekv_status descend(fit *f, int32_t max_steps, double logs[NUM_CONSTANTS], double *sum)
 {
     double damping = 0.01;
     ekv_status status = evaluate(f, logs, f->residuals, sum);
-    for (int step = 0; step < MAX_STEPS && !status; step++) {
+    for (int32_t step = 0; step < max_steps && !status; step++) {
         if ((status = differentiate(f, logs)))
             return status;
         const double before = *sum;
@@ -153,13 +153,14 @@ static void start_at(const ekv_device *device, int32_t start, double logs[NUM_CO
     clamp(logs);
 }
 
+/* A few steps from every start, then down from the best. */
 static ekv_status fit_all(fit *f, ekv_device *device)
 {
     double best_sum = INFINITY, best[NUM_CONSTANTS] = { 0 };
     for (int32_t start = 0; start < NUM_STARTS; start++) {
         double logs[NUM_CONSTANTS], sum;
         start_at(device, start, logs);
-        ekv_status status = descend(f, logs, &sum);
+        ekv_status status = descend(f, TRIAL_STEPS, logs, &sum);
         if (status)
             return status;
         if (sum < best_sum) {
@@ -167,8 +168,10 @@ static ekv_status fit_all(fit *f, ekv_device *device)
             memcpy(best, logs, sizeof best);
         }
     }
-    set_constants(&device->systems[f->system], best);
-    return EKV_OK;
+    ekv_status status = descend(f, MAX_STEPS, best, &best_sum);
+    if (!status)
+        set_constants(&device->systems[f->system], best);
+    return status;
 }
 
 ekv_status ekv_sim_calibrate(ekv_context *context, const ekv_sim_row *rows, int64_t num_rows, ekv_system system,
