@@ -457,7 +457,7 @@ typedef struct ekv_sim_options {
 
 /* Why SMs stand idle at the end. */
 typedef enum ekv_tail_cause {
-    EKV_TAIL_NONE = 0,       /* they hardly do: the tail is at most 5 % of the time */
+    EKV_TAIL_NONE = 0,       /* they hardly do: at most 5 % of their time from launch to merge */
     EKV_TAIL_LONG_TILE = 1,  /* the last tile alone takes longer than a slot's even share of all tiles */
     EKV_TAIL_SPLIT_WAVE = 2, /* tiles fill the slots in waves, the last one only in part; splitting made so many */
     EKV_TAIL_WHOLE_WAVE = 3, /* the same with requests that were not split */

@@ -12,12 +12,13 @@
 
 /* ---- Why SMs stand idle ------------------------------------------------------------------------------ */
 
-/* A tail up to this share of the time is no tail: kernels ramp up and down. */
-static const double tail_share = 0.05;
+/* Idle up to this share of the SMs' time between launch and merge needs no cause: kernels ramp up and down. */
+static const double idle_share = 0.05;
 
 static ekv_tail_cause tail_cause(const ekv_sim_loop *loop, const ekv_timeline_info *info)
 {
-    if (loop->last_tile < 0 || info->tail_us <= tail_share * info->time_us)
+    const double sms_us = (loop->now - info->launch_us) * loop->cost->num_sms;
+    if (loop->last_tile < 0 || sms_us - loop->busy_us <= idle_share * sms_us)
         return EKV_TAIL_NONE;
     /* In flight longer than all tiles, spread evenly, would keep the slots: no order of the tiles could hide it. */
     if (loop->last_tile_us > loop->tile_us / ((double)loop->cost->num_sms * loop->cost->slots_per_sm))
