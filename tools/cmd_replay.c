@@ -38,7 +38,7 @@ static ekv_status set_memory(replay_state *r)
     const ekv_device *device = &r->workload.device;
     const double token_bytes = (double)cli_kv_bytes_per_token(&r->workload.shape) * r->server.layers;
     r->kv_memory_gb = cli->options.kv_memory_gb;
-    if (!r->kv_memory_gb) {
+    if (r->kv_memory_gb <= 0) { /* not given */
         if (!device->memory_bytes)
             return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT,
                                            "nobody knows the memory of device %s; give --kv-memory", device->name));
@@ -60,7 +60,7 @@ static ekv_status set_step_base(replay_state *r)
 {
     const ekv_device *device = &r->workload.device;
     r->server.step_base_us = r->cli->options.step_base_us;
-    r->derived_base = !r->server.step_base_us;
+    r->derived_base = r->server.step_base_us <= 0;
     if (!r->derived_base)
         return EKV_OK;
     const double rate = device->read_gb_per_s > 0 ? device->read_gb_per_s : read_share * device->read_gb_per_s_nominal;

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far the shipped constants are from the measurements, and fitting."""
 import csv
+import random
 import re
 import unittest
 
@@ -85,6 +86,23 @@ class CalibrateTest(CliTest):
         text = self.succeed("calibrate --fit none --planner fa3,fa3-nosplit --residuals --from", TABLE)
         self.assertRegex(text, r"(?m)^fa3 +judged +144 ")
         self.assertEqual(len(re.findall(r"(?m)^fa3-nosplit +\S+ +\d+ +\d+ +16 +32/4 ", text)), 144)
+
+    def test_mutated_tables(self):
+        """Whatever is in the file: rows and a result, or one line of error; never a crash."""
+        with open(ROOT / TABLE, "rb") as file:
+            good = b"".join(file.readlines()[:12])
+        for seed in range(150):
+            rng = random.Random(seed)
+            table = bytearray(good)
+            for _ in range(rng.randrange(1, 6)):
+                where = rng.randrange(len(table))
+                piece = rng.choice([bytes([rng.randrange(256)]), b",", b"\n", b"", b"-", b"9" * 20, b"file1", b"skew99"])
+                table[where:where + rng.randrange(0, 4)] = piece
+            result = self.tool("calibrate --fit none --from", self.file("t.csv", bytes(table)))
+            with self.subTest(seed=seed):
+                self.assertIn(result.returncode, (0, 1, 2), result.stderr)
+                if result.returncode:
+                    self.assertRegex(result.stderr, r"\Aevenkv: [^\n]+ \(EKV_ERROR_\w+\)\n\Z")
 
     def test_errors(self):
         head = "planner,dist,batch,total_tokens,page_size,q_heads,kv_heads,median_us\n"
