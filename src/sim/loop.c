@@ -42,18 +42,21 @@ size_t ekv_sim_loop_lay_out(ekv_sim_loop *loop, void *memory)
 /* ---- The tournament of a class ----------------------------------------------------------------------- */
 
 /* No branch depends on the keys, which nobody could predict. */
-static void set_key(const ekv_sim_loop *loop, ekv_sim_class *class, int32_t sm, double key)
+static void set_key(const ekv_sim_loop *loop, const ekv_sim_class *class, int32_t sm, double key)
 {
-    int32_t node = loop->leaves + sm;
-    class->key[node] = key;
-    for (; node > 1; node /= 2) {
-        const double other = class->key[node ^ 1];
-        const int32_t other_sm = class->sm[node ^ 1];
+    double *const keys = class->key;
+    int32_t *const sms = class->sm;
+    uint32_t node = (uint32_t)(loop->leaves + sm);
+    keys[node] = key;
+    while (node > 1) {
+        const double other = keys[node ^ 1];
+        const int32_t other_sm = sms[node ^ 1];
         const bool loses = other < key;
         key = loses ? other : key;
         sm = loses ? other_sm : sm;
-        class->key[node / 2] = key;
-        class->sm[node / 2] = sm;
+        node /= 2;
+        keys[node] = key;
+        sms[node] = sm;
     }
 }
 
