@@ -8,6 +8,10 @@
 #include <string.h>
 
 static const double tie_us = 1e-6;
+/* How long a grid's freed slots wait, so that a CTA goes to the emptiest SM: about what hardware takes to start one.
+ * Any value from 0.2 to 2 us predicts the H200's measurements equally well; at 0 long tiles meet on an SM by chance,
+ * which was never measured. */
+static const double grid_refill_us = 0.5;
 
 /* ---- Layout ------------------------------------------------------------------------------------------ */
 
@@ -158,6 +162,14 @@ static int64_t take_tile(ekv_sim_loop *loop, ekv_sim_slot *slot)
     return -2;
 }
 
+/* Whether take_tile has another one for the slot. */
+static bool has_next(const ekv_sim_loop *loop, const ekv_sim_slot *slot)
+{
+    if (loop->plan->dispatch == EKV_DISPATCH_RANGE)
+        return slot->next != slot->end || loop->next_cta < ekv_plan_num_ctas(loop->plan);
+    return loop->next_tile < loop->plan->num_tiles || loop->empty_left;
+}
+
 static void start_next(ekv_sim_loop *loop, int32_t slot)
 {
     ekv_sim_slot *s = &loop->slots[slot];
@@ -194,6 +206,10 @@ static void end_tile(ekv_sim_loop *loop, int32_t slot)
     }
     if (!--sm->resident)
         loop->busy_us += loop->now - sm->busy_since;
+    if (!has_next(loop, s))
+        return;
+    if (!loop->num_freed)
+        loop->refill_at = loop->now + loop->refill_us;
     loop->freed[loop->num_freed++].slot = slot;
 }
 
@@ -308,19 +324,20 @@ static void end_timer(ekv_sim_loop *loop)
         end_tile(loop, slot);
 }
 
-/* The next event: a timer, or the first of the tiles to have moved its bytes.  Timers go first on ties.  Freed slots
- * are filled when time moves on. */
+/* The next event: freed slots are filled, a timer ends, or the first of the tiles has moved its bytes.  On ties tiles
+ * end first, so that their slots are filled together. */
 static bool step(ekv_sim_loop *loop)
 {
     double wait;
     share(loop);
     const int32_t class = first_to_move(loop, &wait);
-    double timer = loop->timer_count ? loop->timers[loop->timer_head].at - loop->now : INFINITY;
-    if (loop->num_freed && wait > tie_us && timer > tie_us) {
+    const double timer = loop->timer_count ? loop->timers[loop->timer_head].at - loop->now : INFINITY;
+    const double refill = loop->refill_at - loop->now;
+    if (loop->num_freed && wait - tie_us > refill && timer - tie_us > refill) {
+        if (refill > 0)
+            advance(loop, refill);
         fill_freed(loop);
-        if (loop->cost->tile_us == 0) /* what was started moves already */
-            return true;
-        timer = loop->timer_count ? loop->timers[loop->timer_head].at - loop->now : INFINITY;
+        return true;
     }
     if (timer <= wait && loop->timer_count) {
         advance(loop, timer > 0 ? timer : 0);
@@ -350,6 +367,8 @@ void ekv_sim_loop_run(ekv_sim_loop *loop)
 {
     const ekv_sim_cost *cost = loop->cost;
     loop->now = cost->launch_us;
+    if (loop->plan->dispatch == EKV_DISPATCH_GRID && cost->slots_per_sm > 1)
+        loop->refill_us = grid_refill_us;
     for (int32_t c = 0; c <= loop->num_classes; c++) {
         const double cap = c ? ekv_sim_rate(cost, c) : 1;
         loop->classes[c] = (ekv_sim_class){ .cap = cap, .cap_us_per_byte = 1 / cap };

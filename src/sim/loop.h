@@ -5,8 +5,9 @@
  * at the same rate, ekv_sim_rate(); where that is more than total_rate over all SMs, the largest rates are cut to one
  * level (max-min fairness), so that no bandwidth is left while somebody could take it.
  *
- * Tiles that end at the same time (within TIE_US) free their slots together; what comes next goes to the SMs with the
- * fewest CTAs first, then by number, as the hardware spreads CTAs.  So the result does not hang on how sums round. */
+ * Tiles that end at the same time free their slots together, under grid dispatch also those that end a little later;
+ * what comes next goes to the SMs with the fewest CTAs first, then by number, as the hardware spreads CTAs.  So the
+ * result does not hang on how sums round. */
 #ifndef EVENKV_SIM_LOOP_H
 #define EVENKV_SIM_LOOP_H
 
@@ -70,6 +71,7 @@ typedef struct ekv_sim_loop {
     int64_t timer_head, timer_count;
     ekv_sim_freed *freed; /* [num_slots], slots that the current time has freed */
     int64_t num_freed;
+    double refill_us, refill_at; /* how long freed slots wait for each other, and until when */
     int64_t next_tile, next_cta, empty_left;
     double now;
     double busy_us; /* over SMs, in which they have a tile */
