@@ -67,6 +67,6 @@ ekv_status cli_fail_file(ekv_status status, const char *what, const char *path);
 ekv_status cli_read_file(const char *path, size_t limit, char **text, size_t *size);
 
 extern const cli_command cli_command_plan, cli_command_explain, cli_command_run, cli_command_bench, cli_command_demo,
-    cli_command_devices, cli_command_calibrate, cli_command_simulate, cli_command_replay;
+    cli_command_devices, cli_command_calibrate, cli_command_simulate, cli_command_replay, cli_command_info;
 
 #endif

@@ -14,7 +14,8 @@
 
 static const cli_command *const commands[] = { &cli_command_plan,     &cli_command_explain, &cli_command_run,
                                                &cli_command_bench,    &cli_command_demo,    &cli_command_devices,
-                                               &cli_command_simulate, &cli_command_replay,  &cli_command_calibrate };
+                                               &cli_command_simulate, &cli_command_replay,  &cli_command_calibrate,
+                                               &cli_command_info };
 enum { NUM_COMMANDS = sizeof commands / sizeof commands[0] };
 
 ekv_status cli_usage(cli_state *cli, ekv_status status)

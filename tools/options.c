@@ -217,6 +217,7 @@ static const option_row table[] = {
     TEXT(CLI_CALIBRATE, "save", "FILE", save, "write there the device's model with the fitted constants"),
 
     SWITCH(CLI_TILES, "tiles", tiles, "print every tile as well"),
+    SWITCH(CLI_ABI, "abi", abi, "list the fields of the public structs as well"),
     SWITCH(CLI_JSON, "json", json, "JSON, one object per line"),
     TEXT(CLI_OUTPUT, "output", "FILE", output, "write there in place of stdout"),
     SWITCH(CLI_OUTPUT, "help", help, "this text"),

@@ -32,6 +32,7 @@ enum {
     CLI_SIMULATE = 1 << 14,  /* what is drawn of a simulation */
     CLI_SYSTEM = 1 << 15,    /* --system */
     CLI_REPLAY = 1 << 16,    /* a serving model */
+    CLI_ABI = 1 << 17,       /* --abi */
     CLI_BATCH = CLI_SHAPE | CLI_LENGTHS | CLI_DIST | CLI_TRACE
 };
 
@@ -97,7 +98,7 @@ typedef struct cli_options {
     int32_t fit; /* cli_fit */
     bool residuals;
 
-    bool tiles, json, help;
+    bool tiles, abi, json, help;
     const char *output;
 
     bool given[CLI_MAX_OPTIONS]; /* by row of the table */

@@ -16,7 +16,7 @@ AZURE = ("TIMESTAMP,ContextTokens,GeneratedTokens\n"
 class Usage(CliTest):
     def test_commands(self):
         for command in ("plan", "explain", "run", "bench", "demo", "devices", "simulate", "replay",
-                        "calibrate"):
+                        "calibrate", "info"):
             help_text = self.succeed(command, "--help")
             self.assertIn("--output", help_text)
             self.assertEqual(help_text, self.succeed("help", command))
