@@ -23,8 +23,8 @@ def _floats(name, value, shape, dtype=None):
         raise errors.InvalidArgument(f"{name} has shape {array.shape}; it must be {wanted}")
     if array.dtype != dtype if dtype else array.dtype not in DTYPES:
         raise errors.InvalidArgument(f"{name} is {array.dtype}; it must be {dtype or 'float32, float16 or bfloat16'}")
-    if any(stride % array.itemsize for stride in array.strides) or (
-            array.shape[-1] > 1 and array.strides[-1] != array.itemsize):
+    if array.size and (any(stride % array.itemsize for stride in array.strides)
+                       or array.shape[-1] > 1 and array.strides[-1] != array.itemsize):
         raise errors.InvalidArgument(f"{name} has strides of {array.strides} bytes; they must be whole elements, and "
                                      "the last dimension contiguous")
     return array
