@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """evenkv in Hugging Face transformers, on a small Qwen3 model with random weights, in fp32 on the CPU."""
 
+import functools
+
 import pytest
 import torch
 import transformers
@@ -112,6 +114,32 @@ def test_continuous_batching_generates_the_same(model, expected, calls):
     assert generate_continuously(model, make_prompts(), STEPS) == expected.tolist()
     assert model.config._attn_implementation == "evenkv"  # gone back to
     assert len(calls) > 100
+
+
+def test_continuous_batching_by_block_table(model, expected, monkeypatch):
+    """transformers keeps the block table to CUDA; here it is let through to the CPU."""
+    from transformers.generation.continuous_batching import initialization
+    monkeypatch.setattr(initialization, "ensure_decode_fast_path_is_available", lambda *arguments: None)
+    steps = spy_on_block_table(monkeypatch)
+    model.set_attn_implementation("evenkv")
+    found = generate_continuously(model, make_prompts(), STEPS, max_blocks_per_request=8)
+    assert found == expected.tolist() and len(steps) > 100
+
+
+def spy_on_block_table(monkeypatch):
+    """Numbers of requests of all decode steps that take the block table."""
+    steps = []
+    original = evenkv.hf.flash_attn_with_kvcache
+
+    @functools.wraps(original)  # transformers looks at the signature
+    def spy(q, *arguments, **keywords):
+        steps.append(len(q))
+        return original(q, *arguments, **keywords)
+
+    from transformers import modeling_flash_attention_utils as utils
+    monkeypatch.setattr(evenkv.hf, "flash_attn_with_kvcache", spy)
+    monkeypatch.setattr(utils, "_loaded_implementation", None)  # to take up the spy
+    return steps
 
 
 def test_teacher_forced_logits(model, expected):

@@ -53,7 +53,8 @@ def test_decode_agrees_with_reference_and_sdpa(seed, dtype):
     out, lse = evenkv.torch.decode(*tensors(problem, dtype), return_lse=True)
     assert reference.close(numpy(out), expected, name), f"seed {problem.seed}"
     assert reference.close_lse(numpy(lse), expected_lse)
-    assert np.abs(numpy(out) - numpy(sdpa(problem, dtype))).max() <= 2 * reference.tolerance(name)
+    error = np.abs(numpy(out) - numpy(sdpa(problem, dtype)))
+    assert np.all(error <= 4 * reference.bound(expected, expected.spread, name))  # torch has errors of its own
     q, k, v, _, _ = tensors(problem, dtype)
     csr = tuple(map(torch.from_numpy, problem.csr))
     assert torch.equal(evenkv.torch.decode(q, k, v, csr), out)
