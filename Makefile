@@ -8,7 +8,7 @@ PROPERTY_BATCHES ?= 20000
 JOBS ?= $(shell nproc)
 CTEST_FLAGS ?=
 
-.PHONY: build demo check install asan tsan fuzz coverage property tidy format clean
+.PHONY: build demo check check-python install asan tsan fuzz coverage property tidy format clean
 
 # The library and the tool, at build/release/evenkv.
 build:
@@ -26,6 +26,17 @@ check:
 	cmake --preset release
 	cmake --build --preset release --parallel $(JOBS)
 	ctest --preset release --parallel $(JOBS) $(CTEST_FLAGS)
+
+# The Python package, installed as its users do into a virtual environment of its own, and every test of it.
+PYTHON_VENV ?= build/python-venv
+PYTEST_FLAGS ?=
+PIP_FLAGS ?= -C cmake.define.EVENKV_CUDA=OFF
+check-python:
+	@scripts/install-deps check-python
+	python3 -m venv $(PYTHON_VENV)
+	$(PYTHON_VENV)/bin/pip install -q uv
+	$(PYTHON_VENV)/bin/uv pip install -q --python $(PYTHON_VENV)/bin/python --reinstall-package evenkv $(PIP_FLAGS) '.[test]'
+	$(PYTHON_VENV)/bin/pytest -p no:cacheprovider $(PYTEST_FLAGS) python/tests
 
 install: build
 	DESTDIR='$(DESTDIR)' cmake --install build/release --prefix '$(PREFIX)'

@@ -11,7 +11,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOP = ("include", "src", "tools", "bench", "tests", "fuzz", "examples", "python", "scripts", "cmake", "docs", ".ci")
 C_SUFFIXES = (".c", ".h", ".cu", ".cuh", ".cpp")
-CODE_SUFFIXES = C_SUFFIXES + (".py", ".sh", ".cmake")
+CODE_SUFFIXES = C_SUFFIXES + (".py", ".sh", ".cmake", ".toml")
 DATA_FOLDERS = ("data", "corpus", "results", "figures")  # what programs wrote
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 70  # of C; the rule is "about 60".  Kernels in .cu may be longer.

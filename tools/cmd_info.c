@@ -32,10 +32,15 @@ BEGIN(ekv_context_options)
     F(struct_size) F(alloc) F(free) F(alloc_user) F(log) F(log_user) F(num_threads) F(cuda_device)
 #undef F
 END
+BEGIN(ekv_system_model)
+#define F(field) FIELD(ekv_system_model, field)
+    F(cta_gb_per_s) F(sm_gb_per_s) F(total_gb_per_s) F(tile_us) F(launch_us) F(merge_us)
+#undef F
+END
 BEGIN(ekv_device)
 #define F(field) FIELD(ekv_device, field)
     F(struct_size) F(name) F(num_sms) F(sm_arch) F(ctas_per_sm) F(request_cost_tokens) F(read_gb_per_s_nominal)
-    F(read_gb_per_s) F(bf16_tflops) F(l2_bytes) F(memory_bytes) F(projected)
+    F(read_gb_per_s) F(bf16_tflops) F(l2_bytes) F(memory_bytes) F(projected) F(systems)
 #undef F
 END
 BEGIN(ekv_batch)
@@ -83,6 +88,23 @@ BEGIN(ekv_merge_args)
     F(part_stride_row) F(lse_parts) F(lse_stride_state) F(lse_stride_row) F(o_dtype) F(o) F(lse) F(lse_base) F(stream)
 #undef F
 END
+    BEGIN(ekv_sim_options)
+#define F(field) FIELD(ekv_sim_options, field)
+    F(struct_size) F(system) F(events)
+#undef F
+END
+BEGIN(ekv_timeline_info)
+#define F(field) FIELD(ekv_timeline_info, field)
+    F(struct_size) F(system) F(projected) F(num_sms) F(slots_per_sm) F(num_ctas) F(num_tiles) F(num_events) F(time_us)
+    F(launch_us) F(merge_us) F(sm_busy_share) F(tail_us) F(tail_tile) F(tail_cause) F(kv_gb_per_s) F(imbalance)
+    F(kv_bytes) F(q_bytes) F(o_bytes) F(partial_bytes) F(table_bytes)
+#undef F
+END
+BEGIN(ekv_timeline_event)
+#define F(field) FIELD(ekv_timeline_event, field)
+    F(tile) F(sm) F(slot) F(start_us) F(stop_us)
+#undef F
+END
     /* clang-format on */
 
     static const struct {
@@ -94,8 +116,13 @@ END
     ekv_tensors tensors;
     ekv_decode_options decode_options;
     ekv_merge_args merge_args;
-} initial = { EKV_CONTEXT_OPTIONS_INIT, EKV_DEVICE_INIT,  EKV_BATCH_INIT,          EKV_PLAN_OPTIONS_INIT,
-              EKV_PLAN_INFO_INIT,       EKV_TENSORS_INIT, EKV_DECODE_OPTIONS_INIT, EKV_MERGE_ARGS_INIT };
+    ekv_sim_options sim_options;
+    ekv_timeline_info timeline_info;
+} initial = {
+    EKV_CONTEXT_OPTIONS_INIT, EKV_DEVICE_INIT,        EKV_BATCH_INIT,          EKV_PLAN_OPTIONS_INIT,
+    EKV_PLAN_INFO_INIT,       EKV_TENSORS_INIT,       EKV_DECODE_OPTIONS_INIT, EKV_MERGE_ARGS_INIT,
+    EKV_SIM_OPTIONS_INIT,     EKV_TIMELINE_INFO_INIT,
+};
 
 #define STRUCT(type, initial)                                                                       \
     {                                                                                               \
@@ -104,6 +131,7 @@ END
 
 static const abi_struct structs[] = {
     STRUCT(ekv_context_options, &initial.context_options),
+    STRUCT(ekv_system_model, NULL),
     STRUCT(ekv_device, &initial.device),
     STRUCT(ekv_batch, &initial.batch),
     STRUCT(ekv_plan_options, &initial.plan_options),
@@ -112,6 +140,9 @@ static const abi_struct structs[] = {
     STRUCT(ekv_tensors, &initial.tensors),
     STRUCT(ekv_decode_options, &initial.decode_options),
     STRUCT(ekv_merge_args, &initial.merge_args),
+    STRUCT(ekv_sim_options, &initial.sim_options),
+    STRUCT(ekv_timeline_info, &initial.timeline_info),
+    STRUCT(ekv_timeline_event, NULL),
 };
 enum { NUM_STRUCTS = sizeof structs / sizeof structs[0] };
 

@@ -6,7 +6,7 @@
     evenkv.flashinfer, evenkv.flash_attn   the calls of FlashInfer and FlashAttention
     evenkv.hf                              an attention implementation for Hugging Face transformers
     evenkv.plan, evenkv.explain            what a planner makes of a batch, and who waits for whom
-    evenkv.plot_timeline                   through matplotlib
+    evenkv.simulate, evenkv.plot_timeline  how long it would take on a GPU, and when each tile ran
 
 docs/python.md is the guide."""
 
@@ -16,13 +16,13 @@ from ._library import lib as _lib
 from .arrays import decode, merge_states
 from .dlpack import dlpack
 from .errors import BackendUnavailable, EvenkvError, InvalidArgument, NotFound, OutOfMemory, Unsupported
-from .planning import Explanation, Plan, devices, explain, plan, planners
+from .planning import Explanation, Plan, Simulation, devices, explain, plan, planners, simulate, systems
 from .plotting import plot_timeline
 
 __version__ = _lib.ekv_version_string().decode()
 __all__ = ["BackendUnavailable", "EvenkvError", "Explanation", "InvalidArgument", "NotFound", "OutOfMemory", "Plan",
-           "Unsupported", "decode", "devices", "dlpack", "explain", "merge_states", "plan", "planners",
-           "plot_timeline"]  # fmt: skip
+           "Simulation", "Unsupported", "decode", "devices", "dlpack", "explain", "merge_states", "plan", "planners",
+           "plot_timeline", "simulate", "systems"]  # fmt: skip
 _LAZY = ("flash_attn", "flashinfer", "hf", "torch")  # they import torch
 
 

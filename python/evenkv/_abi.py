@@ -6,7 +6,7 @@ call costs about 1 us of the 15 that a decode may take on the host.  A struct st
 EKV_..._INIT.  python/tests/test_abi.py compares all of it with the C side through `evenkv info --abi`."""
 
 import ctypes
-from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint16, c_uint32, c_void_p
+from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 
 # ekv_status
 STATUSES = {
@@ -31,6 +31,8 @@ STATUSES = {
 DTYPES = {"fp32": 0, "fp16": 1, "bf16": 2, "fp8_e4m3": 3, "fp8_e5m2": 4}
 LAYOUTS = {"NHD": 0, "HND": 1}
 DISPATCHES = {"default": 0, "grid": 1, "queue": 2, "range": 3}
+TAIL_CAUSES = (None, "long tile", "split-made wave", "whole-tile wave", "uneven ranges")
+MAX_SYSTEMS = 16
 BACKEND_CPU, BACKEND_CUDA = 0, 1
 LSE_NATURAL, LSE_BASE2 = 0, 1
 KERNELS = {"auto": 0, "simt": 1, "mma": 2}
@@ -59,6 +61,17 @@ class ContextOptions(_Struct):
     _initial_ = {"cuda_device": -1}
 
 
+class SystemModel(ctypes.Structure):
+    _fields_ = [
+        ("cta_gb_per_s", c_double),
+        ("sm_gb_per_s", c_double),
+        ("total_gb_per_s", c_double),
+        ("tile_us", c_double),
+        ("launch_us", c_double),
+        ("merge_us", c_double),
+    ]
+
+
 class Device(_Struct):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -73,6 +86,7 @@ class Device(_Struct):
         ("l2_bytes", c_int64),
         ("memory_bytes", c_int64),
         ("projected", c_int32),
+        ("systems", SystemModel * MAX_SYSTEMS),
     ]
     _initial_ = {"ctas_per_sm": 2, "projected": 1}
 
@@ -126,9 +140,9 @@ class Tile(ctypes.Structure):
         ("kv_begin", c_int32),
         ("kv_end", c_int32),
         ("slot", c_int32),
-        ("head", c_uint16),
-        ("head_count", c_uint16),
-        ("flags", c_uint32),
+        ("head", ctypes.c_uint16),
+        ("head_count", ctypes.c_uint16),
+        ("flags", ctypes.c_uint32),
     ]
 
 
@@ -229,8 +243,45 @@ class MergeArgs(_Struct):
     _initial_ = {"num_states": 1}
 
 
+class SimOptions(_Struct):
+    _fields_ = [("struct_size", c_size_t), ("system", c_int32), ("events", c_int32)]
+    _initial_ = {"system": -1}
+
+
+class TimelineInfo(_Struct):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("system", c_char_p),
+        ("projected", c_int32),
+        ("num_sms", c_int32),
+        ("slots_per_sm", c_int32),
+        ("num_ctas", c_int64),
+        ("num_tiles", c_int64),
+        ("num_events", c_int64),
+        ("time_us", c_double),
+        ("launch_us", c_double),
+        ("merge_us", c_double),
+        ("sm_busy_share", c_double),
+        ("tail_us", c_double),
+        ("tail_tile", c_int64),
+        ("tail_cause", c_int32),
+        ("kv_gb_per_s", c_double),
+        ("imbalance", c_double),
+        ("kv_bytes", c_int64),
+        ("q_bytes", c_int64),
+        ("o_bytes", c_int64),
+        ("partial_bytes", c_int64),
+        ("table_bytes", c_int64),
+    ]
+
+
+class TimelineEvent(ctypes.Structure):
+    _fields_ = [("tile", c_int64), ("sm", c_int32), ("slot", c_int32), ("start_us", c_double), ("stop_us", c_double)]
+
+
 STRUCTS = {
     "ekv_context_options": ContextOptions,
+    "ekv_system_model": SystemModel,
     "ekv_device": Device,
     "ekv_batch": Batch,
     "ekv_plan_options": PlanOptions,
@@ -239,6 +290,9 @@ STRUCTS = {
     "ekv_tensors": Tensors,
     "ekv_decode_options": DecodeOptions,
     "ekv_merge_args": MergeArgs,
+    "ekv_sim_options": SimOptions,
+    "ekv_timeline_info": TimelineInfo,
+    "ekv_timeline_event": TimelineEvent,
 }
 
 # Functions that return ekv_status, with their parameters; the others with their result first.
@@ -257,6 +311,9 @@ STATUS_FUNCTIONS = {
     "ekv_backend_supports": [c_void_p, POINTER(Tensors), POINTER(DecodeOptions)],
     "ekv_decode": [c_void_p, POINTER(Tensors), POINTER(DecodeOptions), c_void_p, c_size_t],
     "ekv_merge_states": [c_void_p, POINTER(MergeArgs)],
+    "ekv_simulate": [c_void_p, POINTER(Device), POINTER(SimOptions), POINTER(c_void_p)],
+    "ekv_timeline_info_get": [c_void_p, POINTER(TimelineInfo)],
+    "ekv_timeline_event_get": [c_void_p, c_int64, POINTER(TimelineEvent)],
 }
 OTHER_FUNCTIONS = {
     "ekv_version_string": [c_char_p],
@@ -269,6 +326,8 @@ OTHER_FUNCTIONS = {
     "ekv_planner_name": [c_char_p, c_int32],
     "ekv_planner_summary": [c_char_p, c_char_p],
     "ekv_plan_free": [None, c_void_p],
+    "ekv_system_name": [c_char_p, c_int32],
+    "ekv_timeline_free": [None, c_void_p],
 }
 
 

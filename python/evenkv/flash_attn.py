@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """flash_attn_with_kvcache in the manner of FlashAttention (hopper/flash_attn_interface.py of Dao-AILab/flash-attention,
-version 3; block_table, cache_batch_idx and alibi_slopes as in version 2): the same names, arguments and conventions, the
-LSE in natural logarithm.  What evenkv cannot do is refused; docs/python.md has the table."""
+version 3; block_table, cache_batch_idx and alibi_slopes as in version 2): the same names, arguments and conventions,
+the LSE in natural logarithm.  What evenkv cannot do is refused; docs/python.md has the table."""
 
 import torch
 

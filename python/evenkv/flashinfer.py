@@ -141,8 +141,8 @@ class BatchDecodeWithPagedKVCacheWrapper:
         if self._table is None:
             raise errors.InvalidArgument("run comes after plan")
         if args:
-            raise errors.Unsupported(f"run takes no further positional arguments than q and paged_kv_cache; {len(args)} "
-                                     "given (FlashInfer has them for jit_args)")
+            raise errors.Unsupported(f"run takes no positional arguments beyond q and paged_kv_cache; {len(args)} "
+                                     "are given (FlashInfer has them for jit_args)")
         for name, scale in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
             _refuse_unless(name, scale, None, 1.0)
         _refuse_unless("window_left", window_left, None, -1)

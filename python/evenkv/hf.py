@@ -84,8 +84,8 @@ def _refuse_extras(module, extras):
 
 def _decode_step(module, query, key, value, mask, scaling):
     if mask is not None and (mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[2] != 1):
-        raise errors.Unsupported(f"attention_mask is {mask.dtype} of shape {tuple(mask.shape)}; in a decode step evenkv "
-                                 "takes bool [batch, 1, 1, tokens] only")
+        raise errors.Unsupported(f"attention_mask is {mask.dtype} of shape {tuple(mask.shape)}; in a decode step "
+                                 "evenkv takes bool [batch, 1, 1, tokens] only")
     if key.shape != value.shape:
         raise errors.Unsupported(f"key is {tuple(key.shape)} and value {tuple(value.shape)}; evenkv wants them alike")
     ratio = _cache_ratio(key)
@@ -152,8 +152,8 @@ def _varlen_decode(q, k, v, cu_seqlens_k, scale):
 
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None,
                            causal=False, window_size=(-1, -1)):
-    """q: [tokens, nheads, headdim]; k, v: [tokens, nheads_k, headdim]; cu_seqlens: int32 [batch + 1].  One query token a
-    request: by evenkv.  Else by FlashAttention where torch's fits, or by scaled_dot_product_attention."""
+    """q: [tokens, nheads, headdim]; k, v: [tokens, nheads_k, headdim]; cu_seqlens: int32 [batch + 1].  One query token
+    a request: by evenkv.  Else by FlashAttention where torch's fits, or by scaled_dot_product_attention."""
     if window_size[0] != -1:
         raise errors.Unsupported(f"window_size is {tuple(window_size)}; evenkv has no sliding window")
     if max_seqlen_q == 1:

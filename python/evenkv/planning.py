@@ -58,6 +58,36 @@ class Explanation:
         return self.text
 
 
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """A simulated execution (docs/simulator.md has the model and how far it is from measured times)."""
+
+    planner: str
+    device: str
+    system: str  # whose kernels
+    projected: bool  # on constants that nobody measured on such a device
+    num_sms: int
+    slots_per_sm: int  # CTAs that an SM holds at a time
+    num_ctas: int
+    num_tiles: int
+    time_us: float  # of all of it
+    launch_us: float  # before the first tile
+    merge_us: float  # after the last tile
+    sm_busy_share: float  # of SMs x time_us
+    tail_us: float  # from the first SM without a tile until the end of the last tile
+    tail_tile: int | None  # ends last
+    tail_request: int | None
+    tail_cause: str | None  # one of _abi.TAIL_CAUSES; None: there is hardly a tail
+    kv_gb_per_s: float  # K and V once over time_us, 1e9 bytes/s
+    imbalance: float  # as in Plan
+    kv_bytes: int
+    q_bytes: int
+    o_bytes: int
+    partial_bytes: int
+    table_bytes: int
+    events: dict | None  # columns, as for pandas.DataFrame(simulation.events); None unless asked for
+
+
 def planners():
     """Names and one-line summaries of all planners, as a dict in the order of their listing."""
     names = {}
@@ -97,7 +127,8 @@ def find_device(device):
 def _lengths(kv_lens):
     lengths = np.asarray(kv_lens)
     if lengths.ndim != 1 or not lengths.size or lengths.dtype.kind not in "iu":
-        raise errors.InvalidArgument(f"kv_lens is {lengths.dtype} of shape {lengths.shape}; it must be integers [batch]")
+        raise errors.InvalidArgument(f"kv_lens is {lengths.dtype} of shape {lengths.shape}; it must be integers, "
+                                     "[batch]")
     if lengths.min() < 0 or lengths.max() >= 2**31:
         raise errors.InvalidArgument(f"kv_lens reaches from {lengths.min()} to {lengths.max()}; KV tokens are 0 to "
                                      "2^31 - 1")
@@ -128,15 +159,19 @@ def make_plan(kv_lens, planner, device, shape, options):
     return _Plan(planner, batch, found, _abi.PlanOptions(**options), context()), found
 
 
+def _columns(struct, count, get):
+    """Arrays by the fields of a struct, of which get(i, pointer) fills the i-th."""
+    rows = (struct * count)()
+    size, address = ctypes.sizeof(struct), ctypes.addressof(rows)
+    for i in range(count):
+        check(get(i, struct.from_address(address + i * size)))
+    array = np.ctypeslib.as_array(rows)
+    return {name: array[name].copy() for name, *_ in struct._fields_}
+
+
 def _tiles(plan, num_tiles):
-    tiles = (_abi.Tile * num_tiles)()
-    size = ctypes.sizeof(_abi.Tile)
-    address = ctypes.addressof(tiles)
-    for i in range(num_tiles):
-        check(lib.ekv_plan_tile_get(plan.handle, i, _abi.Tile.from_address(address + i * size)))
-    rows = np.ctypeslib.as_array(tiles)
-    columns = {name: rows[name].copy() for name, *_ in _abi.Tile._fields_ if name != "flags"}
-    return columns | {"partial": (rows["flags"] & _TILE_PARTIAL) != 0}
+    columns = _columns(_abi.Tile, num_tiles, lambda i, tile: lib.ekv_plan_tile_get(plan.handle, i, tile))
+    return columns | {"partial": (columns.pop("flags") & _TILE_PARTIAL) != 0}
 
 
 def plan(kv_lens, *, planner="even", device="h200", q_heads=32, kv_heads=4, head_dim=128, page_size=16, dtype="bf16",
@@ -166,6 +201,53 @@ def plan(kv_lens, *, planner="even", device="h200", q_heads=32, kv_heads=4, head
                 workspace_bytes=made.workspace_size(_abi.BACKEND_CPU),
                 warnings=tuple(info.warnings[i].decode() for i in range(info.num_warnings)),
                 tiles=_tiles(made, info.num_tiles) if tiles else None)
+
+
+def systems():
+    """Names of the systems whose kernels simulate has constants of."""
+    names = []
+    while name := lib.ekv_system_name(len(names)):
+        names.append(name.decode())
+    return names
+
+
+def simulate(kv_lens, *, planner="even", device="h200", q_heads=32, kv_heads=4, head_dim=128, page_size=16,
+             dtype="bf16", q_len=1, system=None, events=False, **options):
+    """How long a plan would take on a device, by the simulator of docs/simulator.md.
+
+    Arguments as plan's, and
+    system: one of systems(), whose kernels run the tiles; None: the planner's own.
+    events: keep when and where each tile ran.
+
+    Returns a Simulation."""
+    shape = dict(q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=dtype, q_len=q_len)
+    known = systems()
+    if system is not None and system not in known:
+        raise errors.NotFound(f"system {system!r} is none of {', '.join(known)}")
+    made, found = make_plan(kv_lens, planner, device, shape, options)
+    wanted = _abi.SimOptions(system=-1 if system is None else known.index(system), events=events)
+    timeline = ctypes.c_void_p()
+    check(lib.ekv_simulate(made.handle, found, wanted, timeline))
+    try:
+        info = _abi.TimelineInfo()
+        check(lib.ekv_timeline_info_get(timeline, info))
+        kept = _columns(_abi.TimelineEvent, info.num_events,
+                        lambda i, event: lib.ekv_timeline_event_get(timeline, i, event)) if events else None
+    finally:
+        lib.ekv_timeline_free(timeline)
+    if events:
+        tiles = _tiles(made, info.num_tiles)
+        kept |= {name: tiles[name][kept["tile"]] for name in ("request", "head", "split", "kv_begin", "kv_end")}
+    tail = _abi.Tile()
+    if info.tail_tile >= 0:
+        check(lib.ekv_plan_tile_get(made.handle, info.tail_tile, tail))
+    copied = {field.name: getattr(info, field.name) for field in dataclasses.fields(Simulation)
+              if hasattr(info, field.name)}
+    return Simulation(**(copied | dict(
+        planner=planner, device=found.name.decode(), system=info.system.decode(), projected=bool(info.projected),
+        tail_tile=None if info.tail_tile < 0 else info.tail_tile,
+        tail_request=None if info.tail_tile < 0 else tail.request, tail_cause=_abi.TAIL_CAUSES[info.tail_cause],
+        events=kept)))
 
 
 def explain(kv_lens, *, device="h200", q_heads=32, kv_heads=4, head_dim=128, page_size=16, dtype="bf16", q_len=1):

@@ -64,6 +64,8 @@ def test_enumerators_and_functions():
             known = {"fp32": "F32", "fp16": "F16"}.get(name, name.upper())
             assert values[f"EKV_{prefix}_{known}"] == value
     assert (values["EKV_BACKEND_CPU"], values["EKV_BACKEND_CUDA"]) == (_abi.BACKEND_CPU, _abi.BACKEND_CUDA)
+    assert sum(name.startswith("EKV_TAIL_") for name in values) == len(_abi.TAIL_CAUSES)
+    assert values["EKV_MAX_SYSTEMS"] == _abi.MAX_SYSTEMS
     assert (values["EKV_LSE_NATURAL"], values["EKV_LSE_BASE2"]) == (_abi.LSE_NATURAL, _abi.LSE_BASE2)
     functions = dict(re.findall(r"EKV_API [^;(]*?(ekv_\w+)\(([^;]*)\);", text))
     assert set(functions) == set(_abi.STATUS_FUNCTIONS) | set(_abi.OTHER_FUNCTIONS)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """evenkv.plan, explain and the lists, against the command, which has tests of its own."""
 
+import dataclasses
 import json
 import subprocess
 
@@ -81,6 +82,45 @@ def test_explain():
 
 def test_explain_takes_long_batches():
     assert evenkv.explain(np.full(100_000, 100_000)).batch == 100_000
+
+
+@pytest.mark.parametrize("planner", ["even", "fa3", "flashinfer-tensor-core"])
+def test_a_simulation_is_that_of_the_command(planner):
+    simulation = evenkv.simulate(SKEW, planner=planner, events=True)
+    expected = command("simulate", "--planner", planner, "--kv-lens", ",".join(map(str, SKEW)))
+    shared = set(expected) & {field.name for field in dataclasses.fields(simulation)}
+    assert len(shared) >= 20
+    for name in shared:
+        value = expected[name]
+        found = getattr(simulation, name)
+        assert found == (pytest.approx(value) if isinstance(value, float) else value), name
+    events = simulation.events
+    assert len(events["tile"]) == simulation.num_tiles == len(set(events["tile"].tolist()))
+    assert (events["stop_us"] >= events["start_us"]).all() and events["sm"].max() < simulation.num_sms
+    assert sum(events["kv_end"] - events["kv_begin"]) % sum(SKEW) == 0
+    assert evenkv.simulate(SKEW, planner=planner) == dataclasses.replace(simulation, events=None)
+
+
+def test_a_simulation_shows_the_tail():
+    simulation = evenkv.simulate(SKEW, planner="flashinfer-tensor-core")
+    assert simulation.tail_request == 0 and simulation.tail_cause == "long tile"
+    assert simulation.time_us > 5 * evenkv.simulate(SKEW).time_us
+    assert evenkv.simulate(SKEW, system="fa3").system == "fa3" in evenkv.systems()
+    with pytest.raises(LookupError, match="odd"):
+        evenkv.simulate(SKEW, system="odd")
+    with pytest.raises(ValueError, match="events=True"):
+        evenkv.plot_timeline(simulation)
+
+
+def test_plot_timeline(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    simulation = evenkv.simulate([5000, 100, 0, 300], events=True)
+    axes = evenkv.plot_timeline(simulation, title="four requests")
+    assert axes.get_title() == "four requests" and len(axes.patches) == simulation.num_tiles
+    axes.figure.savefig(tmp_path / "timeline.png")
+    assert (tmp_path / "timeline.png").stat().st_size > 5000
+    assert evenkv.plot_timeline(simulation, axes) is axes
 
 
 def test_lists():
