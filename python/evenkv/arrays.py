@@ -62,7 +62,7 @@ def _aligned(size):
 
 def _read_table(page_table, seq_lens, page_size, fields):
     """Fills the page table's fields; (lengths, arrays to keep alive)."""
-    if isinstance(page_table, (tuple, list)) and len(page_table) in (2, 3):
+    if isinstance(page_table, tuple) and len(page_table) in (2, 3):  # a list is rows of a block table
         indptr, indices = _ints("indptr", page_table[0], 1), _ints("indices", page_table[1], 1)
         last = page_table[2] if len(page_table) == 3 else None
         fields |= {"page_indptr": indptr.ctypes.data, "page_indices": indices.ctypes.data or indptr.ctypes.data}

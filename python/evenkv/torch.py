@@ -16,7 +16,7 @@ def _split_table(page_table):
     """(block table, None, None) or (indptr, indices, last_page_len)."""
     if isinstance(page_table, torch.Tensor):
         return page_table, None, None
-    if isinstance(page_table, (tuple, list)) and len(page_table) in (2, 3):
+    if isinstance(page_table, tuple) and len(page_table) in (2, 3):
         return page_table[0], page_table[1], page_table[2] if len(page_table) == 3 else None
     raise errors.InvalidArgument(f"page_table is a {type(page_table).__name__}; it must be a block table [batch_size, "
                                  "width] or a tuple (indptr, indices, last_page_len)")

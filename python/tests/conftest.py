@@ -4,6 +4,7 @@ import os
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a network for anything
+os.environ.setdefault("MPLBACKEND", "Agg")
 
 
 def pytest_collection_modifyitems(items):

@@ -81,7 +81,7 @@ def test_explain():
 
 
 def test_explain_takes_long_batches():
-    assert evenkv.explain(np.full(100_000, 100_000)).batch == 100_000
+    assert evenkv.explain(np.full(30_000, 100_000)).batch == 30_000  # more than a command line holds
 
 
 @pytest.mark.parametrize("planner", ["even", "fa3", "flashinfer-tensor-core"])
@@ -113,8 +113,6 @@ def test_a_simulation_shows_the_tail():
 
 
 def test_plot_timeline(tmp_path):
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
     simulation = evenkv.simulate([5000, 100, 0, 300], events=True)
     axes = evenkv.plot_timeline(simulation, title="four requests")
     assert axes.get_title() == "four requests" and len(axes.patches) == simulation.num_tiles
