@@ -22,6 +22,10 @@ import torch
 from . import _abi, errors
 from ._library import HOST, Plan, check, context, lib
 
+_current_device = torch._C._cuda_getDevice if torch.cuda.is_available() else None
+_current_stream = torch._C._cuda_getCurrentRawStream if torch.cuda.is_available() else None
+_is_capturing = torch._C._cuda_isCurrentStreamCapturing if torch.cuda.is_available() else None
+
 # ekv_decode by plain addresses, which ctypes passes in half the time of structs.
 _ekv_decode = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4, ctypes.c_size_t)(
     ctypes.cast(lib.ekv_decode, ctypes.c_void_p).value)
@@ -110,7 +114,7 @@ class _Signature:
         width = self._read_table(table, indices, table_rows)
         # On the GPU bounds take the place of lengths.  They are rounded up, so that a growing table keeps its plan.
         tokens = max(width, 1) * self.batch.page_size
-        self.bound = min(options.max_seq_len or _next_power_of_two(tokens), _MAX_BOUND)
+        self.bound = min(options.max_seq_len or _next_power_of_two(tokens), _MAX_BOUND) if self.on_device else 0
         if indices is None:
             # A length within the bound must not seem to pass the table; the caller answers for lengths on a GPU.
             bound_width = -(-self.bound // self.batch.page_size) if self.on_device else 0
@@ -231,48 +235,48 @@ def _bounds(signature):
 
 
 class _Entry:
-    """A plan and the structs of its calls, on one stream."""
+    """A plan and the structs of a signature's calls with it, on one stream."""
 
     def __init__(self, signature, plan, stream):
-        self.plan = plan
         backend = _abi.BACKEND_CUDA if signature.on_gpu else _abi.BACKEND_CPU
         base = _abi.LSE_BASE2 if signature.options.lse_base == "2" else _abi.LSE_NATURAL
         self.tensors = _abi.Tensors(**signature.fields)
         self.options = _abi.DecodeOptions(backend=backend, lse_base=base, stream=stream or None)
         self.tensors_address, self.options_address = map(ctypes.addressof, (self.tensors, self.options))
+        self.planned = False  # on the GPU: the plan's records are those of some lengths
+        self.plan, self.lock, self.handle = plan, plan.lock, plan.handle
         self.size = plan.workspace_size(backend)
-        self.workspace = None  # and its first aligned address
-        self.address = 0
-        self.planned = False  # on the GPU: its records are those of some lengths
 
 
 def _shared_plan(key, make):
     plan = _plans.get(key)
     if plan is None:
         plan = _plans[key] = make()
+        plan.workspace, plan.workspace_address = None, 0  # kept where a stream or the lock orders its uses
     return plan
 
 
-def _add_entry(signature, stream, capturing):
-    """On a GPU.  The plan of a capture outlives the graph, and is that of all graphs of these shapes: their replays
-    have to be ordered among each other."""
+def _add_entry(signature, place, stream, make):
+    """place: stream, or _CAPTURE: the plan of captures outlives the graphs, and is that of all graphs of these shapes:
+    their replays have to be ordered among each other."""
     with _table_lock:
-        place = _CAPTURE if capturing else stream
         entry = signature.entries.get(place)
         if entry is None:
-            with _allocation_allowed(capturing):
-                plan = _shared_plan((signature.plan_key, place), lambda: _create_plan(signature, _bounds(signature)))
-            entry = _Entry(signature, plan, stream)
-            if capturing:
+            with _allocation_allowed(place is _CAPTURE):
+                plan = _shared_plan((signature.plan_key, place), make)
+            entry = signature.entries[place] = _Entry(signature, plan, stream)
+            if place is _CAPTURE and plan not in _captured:
                 _captured.append(plan)
-            signature.entries[place] = entry
         return entry
 
 
-def _drop_old_signatures():
-    with _table_lock:
-        for key in list(_signatures)[: _MAX_SIGNATURES // 2]:
-            del _signatures[key]
+def _remember(key, signature):
+    # Plans must not end during a capture, which the freeing of memory would invalidate.
+    if len(_signatures) >= _MAX_SIGNATURES and not (signature.on_gpu and torch.cuda.is_current_stream_capturing()):
+        with _table_lock:
+            for old in list(_signatures)[: _MAX_SIGNATURES // 2]:
+                _signatures.pop(old, None)
+    _signatures[key] = signature
 
 
 # ---- Calls ---------------------------------------------------------------------------------------------------------
@@ -311,8 +315,8 @@ def _new_workspace(size, device):
 
 
 def _run(entry, q, k_cache, v_cache, lens_address, table, indices, table_rows, workspace, out, lse, keep):
-    """Under the plan's lock.  keep: the entry may have a workspace of its own, since its stream or the lock orders the
-    uses; else its memory comes from torch's allocator anew (in a capture: from the pool of the graph)."""
+    """Under the plan's lock.  keep: with the plan's own workspace, since its stream or the lock orders the uses; else
+    with memory of torch's allocator anew (in a capture: from the pool of the graph)."""
     tensors = entry.tensors
     tensors.q = q.data_ptr()
     tensors.k = k_cache.data_ptr()
@@ -331,67 +335,60 @@ def _run(entry, q, k_cache, v_cache, lens_address, table, indices, table_rows, w
     if workspace is not None:
         address = _given_workspace(workspace, entry.size, q.device)
     elif keep:
-        if entry.workspace is None:
-            entry.workspace, entry.address = _new_workspace(entry.size, q.device)
-        address = entry.address
+        plan = entry.plan
+        if plan.workspace is None:
+            plan.workspace, plan.workspace_address = _new_workspace(entry.size, q.device)
+        address = plan.workspace_address
     else:
         workspace, address = _new_workspace(entry.size, q.device)
-    status = _ekv_decode(entry.plan.handle, entry.tensors_address, entry.options_address, address, entry.size)
+    status = _ekv_decode(entry.handle, entry.tensors_address, entry.options_address, address, entry.size)
     if status:
         _fail(status)
 
 
-def _host_entry(signature, seq_lens, stream):
-    """An entry with a plan made on the host from these lengths.  seq_lens: contiguous, on the CPU."""
+def _host_plan(signature, seq_lens):
+    """Made on the host from these lengths.  seq_lens: contiguous, on the CPU."""
+    lengths = (ctypes.c_int32 * signature.batch_size).from_address(seq_lens.data_ptr())
+    return _create_plan(signature, lengths)
+
+
+def _decode_by_host_plan(signature, stream, q, k_cache, v_cache, seq_lens, *others):
     entry = signature.entries.get(stream)
-    if entry is not None:
-        return entry
-    with _table_lock:
-        entry = signature.entries.get(stream)
-        if entry is None:
-            lengths = (ctypes.c_int32 * signature.batch_size).from_address(seq_lens.data_ptr())
-            entry = signature.entries[stream] = _Entry(signature, _create_plan(signature, lengths), stream)
-        return entry
-
-
-def _update_host_plan(signature, entry, seq_lens):
-    """Under the plan's lock."""
-    status = lib.ekv_plan_update(entry.plan.handle, seq_lens.data_ptr(), signature.batch_size)
+    if entry is None:
+        entry = _add_entry(signature, stream, stream, lambda: _host_plan(signature, seq_lens))
+    with entry.lock:
+        status = lib.ekv_plan_update(entry.handle, seq_lens.data_ptr(), signature.batch_size)
+        if not status:
+            _run(entry, q, k_cache, v_cache, None, *others, True)
     if status == _abi.STATUSES["EKV_ERROR_CAPACITY"]:  # even-invariant has room for a number of tokens
-        lengths = (ctypes.c_int32 * signature.batch_size).from_address(seq_lens.data_ptr())
-        entry.plan = _create_plan(signature, lengths)
-        entry.size = entry.plan.workspace_size(entry.options.backend)
-        entry.workspace = None
+        with _table_lock:
+            _plans.pop((signature.plan_key, stream), None)
+            signature.entries.pop(stream, None)
+        _add_entry(signature, stream, stream, lambda: _host_plan(signature, seq_lens))
+        _decode_by_host_plan(signature, stream, q, k_cache, v_cache, seq_lens, *others)
     elif status:
         _fail(status)
 
 
-def _decode_by_host_plan(signature, stream, q, k_cache, v_cache, seq_lens, *others):
-    entry = _host_entry(signature, seq_lens, stream)
-    lock = entry.plan.lock
-    with lock:
-        _update_host_plan(signature, entry, seq_lens)
-        _run(entry, q, k_cache, v_cache, None, *others, True)
-
-
 def _decode_cuda(signature, q, k_cache, v_cache, seq_lens, *others):
     index = signature.device.index
-    if torch._C._cuda_getDevice() != index:
+    if _current_device() != index:
         with torch.cuda.device(index):
             return _decode_cuda(signature, q, k_cache, v_cache, seq_lens, *others)
-    stream = torch._C._cuda_getCurrentRawStream(index)
-    capturing = torch._C._cuda_isCurrentStreamCapturing()
+    stream = _current_stream(index)
+    capturing = _is_capturing()
     if not signature.on_device:
         if capturing:
             raise errors.Unsupported("seq_lens is on the CPU while a CUDA graph is captured; lengths have to be on "
                                      f"{signature.device} then, with planner even, even-invariant or fa3")
         return _decode_by_host_plan(signature, stream, q, k_cache, v_cache, seq_lens, *others)
-    entry = signature.entries.get(_CAPTURE if capturing else stream)
+    place = _CAPTURE if capturing else stream
+    entry = signature.entries.get(place)
     if entry is None:
-        entry = _add_entry(signature, stream, capturing)
+        entry = _add_entry(signature, place, stream, lambda: _create_plan(signature, _bounds(signature)))
     # A graph has to plan in itself: what was planned outside of it is gone when it is replayed.
     lengths = seq_lens.data_ptr() if capturing or signature.options.replan or not entry.planned else None
-    with entry.plan.lock:
+    with entry.lock:
         if capturing:
             entry.options.stream = stream or None
         _run(entry, q, k_cache, v_cache, lengths, *others, not capturing)
@@ -418,15 +415,6 @@ def _decode(q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace
     else:
         _decode_by_host_plan(signature, 0, q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace, out,
                              lse)
-
-
-def _remember(key, signature):
-    # Plans must not end during a capture, which the freeing of memory would invalidate.
-    if len(_signatures) >= _MAX_SIGNATURES and not (signature.on_gpu and torch.cuda.is_current_stream_capturing()):
-        with _table_lock:
-            for old in list(_signatures)[: _MAX_SIGNATURES // 2]:
-                _signatures.pop(old, None)
-    _signatures[key] = signature
 
 
 # ---- Registration --------------------------------------------------------------------------------------------------
