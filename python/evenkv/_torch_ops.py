@@ -370,6 +370,14 @@ def _decode_by_host_plan(signature, stream, q, k_cache, v_cache, seq_lens, *othe
         _fail(status)
 
 
+def _check_table_on_cpu(table, indices, table_rows):
+    """What the library cannot know, as it is not told how much there is."""
+    if indices is not None and (largest := int(table.max())) > indices.shape[0]:
+        raise errors.InvalidArgument(f"indptr has {largest}; indices has {indices.shape[0]} entries")
+    if table_rows is not None and (largest := int(table_rows.max())) >= table.shape[0]:
+        raise errors.InvalidArgument(f"table_rows has {largest}; block_table has {table.shape[0]} rows")
+
+
 def _decode_cuda(signature, q, k_cache, v_cache, seq_lens, *others):
     index = signature.device.index
     if _current_device() != index:
@@ -398,7 +406,7 @@ def _decode_cuda(signature, q, k_cache, v_cache, seq_lens, *others):
 def _decode(q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace, out, lse, scale, options):
     key = (q.shape, q.stride(), q.dtype, q.get_device(), k_cache.shape, k_cache.stride(), k_cache.dtype,
            k_cache.get_device(), v_cache.shape, v_cache.stride(), v_cache.dtype, v_cache.get_device(), seq_lens.shape,
-           seq_lens.dtype, seq_lens.get_device(), table.shape, table.stride(), table.dtype, table.get_device(),
+           seq_lens.stride(), seq_lens.dtype, seq_lens.get_device(), table.shape, table.stride(), table.dtype, table.get_device(),
            None if indices is None else (indices.shape, indices.stride(), indices.dtype, indices.get_device()),
            None if table_rows is None else (table_rows.shape, table_rows.stride(), table_rows.dtype,
                                             table_rows.get_device()),
@@ -413,6 +421,7 @@ def _decode(q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace
     if signature.on_gpu:
         _decode_cuda(signature, q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace, out, lse)
     else:
+        _check_table_on_cpu(table, indices, table_rows)
         _decode_by_host_plan(signature, 0, q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace, out,
                              lse)
 

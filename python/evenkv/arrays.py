@@ -66,8 +66,8 @@ def _read_table(page_table, seq_lens, page_size, fields):
         indptr, indices = _ints("indptr", page_table[0], 1), _ints("indices", page_table[1], 1)
         last = page_table[2] if len(page_table) == 3 else None
         fields |= {"page_indptr": indptr.ctypes.data, "page_indices": indices.ctypes.data or indptr.ctypes.data}
-        if indptr.size and not 0 <= indptr[-1] <= indices.size:
-            raise errors.InvalidArgument(f"indptr ends with {indptr[-1]}; indices has {indices.size} entries")
+        if indptr.size and indptr.max() > indices.size:
+            raise errors.InvalidArgument(f"indptr has {indptr.max()}; indices has {indices.size} entries")
         if last is not None:
             last = _ints("last_page_len", last, 1)
             if last.size != indptr.size - 1:

@@ -15,6 +15,7 @@ looked for by name, and register() says so if one is gone."""
 
 import functools
 import inspect
+import threading
 
 import torch
 
@@ -61,17 +62,20 @@ def _make_table(mask, batch, tokens, ratio, page_size, device):
     return begin + order, mask.sum(1, dtype=torch.int32)
 
 
+_whole = threading.local()  # the last table without a mask, which follows from the shape alone
+
+
 def _table_of(mask, key, ratio, page_size):
-    """The layers of a step share a mask, and so the table made of it, which is kept with the mask."""
-    batch, _, tokens, _ = key.shape
-    if mask is None or torch.compiler.is_compiling():
-        flat = None if mask is None else mask.expand(batch, 1, 1, tokens)[:, 0, 0]
-        return _make_table(flat, batch, tokens, ratio, page_size, key.device)
-    kept = getattr(mask, "_evenkv_table", None)
-    if kept is None or kept[0] != (batch, tokens, ratio):
-        flat = mask.expand(batch, 1, 1, tokens)[:, 0, 0]
-        kept = ((batch, tokens, ratio), _make_table(flat, batch, tokens, ratio, 1, key.device))
-        mask._evenkv_table = kept
+    """The layers of a step share a mask, and so the table made of it, which is kept with the mask.  Nothing is kept of
+    a graph's memory."""
+    shape = (key.shape[0], key.shape[2], ratio, page_size, key.device)
+    flat = None if mask is None else mask.expand(shape[0], 1, 1, shape[1])[:, 0, 0]
+    if torch.compiler.is_compiling() or key.is_cuda and torch.cuda.is_current_stream_capturing():
+        return _make_table(flat, *shape)
+    owner = _whole if mask is None else mask
+    kept = getattr(owner, "_evenkv_table", None)
+    if kept is None or kept[0] != shape:
+        kept = owner._evenkv_table = (shape, _make_table(flat, *shape))
     return kept[1]
 
 

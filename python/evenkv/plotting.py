@@ -12,11 +12,11 @@ def plot_timeline(simulation, axes=None, *, title=None):
     axes: matplotlib axes to draw on; None: new ones.
 
     Returns the axes."""
-    import matplotlib.pyplot as plt
-
     events = simulation.events
     if events is None:
         raise ValueError("the simulation has no events; evenkv.simulate(..., events=True) keeps them")
+    import matplotlib.pyplot as plt
+
     if axes is None:
         axes = plt.subplots(figsize=(10, 5), layout="constrained")[1]
     rows = events["sm"] * simulation.slots_per_sm + events["slot"]

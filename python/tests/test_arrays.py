@@ -131,7 +131,7 @@ GOOD = dict(q=np.zeros((1, 4, 64), np.float32), k_cache=CACHE, v_cache=CACHE, pa
     (dict(page_table=[[0, 2]]), ValueError, "page 1 of request 0 is 2"),
     (dict(page_table=[[0]]), ValueError, "needs 2 pages"),
     (dict(page_table=[[0.0, 1.0]]), ValueError, "page_table is float64"),
-    (dict(page_table=([0, 3], [0, 1], [4]), seq_lens=None), ValueError, "indptr ends with 3"),
+    (dict(page_table=([0, 3], [0, 1], [4]), seq_lens=None), ValueError, "indptr has 3"),
     (dict(page_table=([0, 2], [0, 1], [5])), ValueError, "last_page_len"),
     (dict(page_table=([0, 2], [0, 1], [4, 4])), ValueError, "last_page_len has 2"),
     (dict(seq_lens=None), ValueError, "seq_lens is None"),

@@ -215,6 +215,11 @@ def ints(*values):
     (dict(seq_lens=ints(-1)), ValueError, "-1"),
     (dict(table_rows=ints(-1)), ValueError, r"block_table_rows\[0\] is -1"),
     (dict(page_table=(ints(0, 2), ints(0, 1)), table_rows=ints(0)), ValueError, "table_rows goes with"),
+    (dict(table_rows=ints(1)), ValueError, "table_rows has 1; block_table has 1 rows"),
+    (dict(page_table=(ints(0, 3), ints(0, 1))), ValueError, "indptr has 3; indices has 2"),
+    (dict(page_table=(ints(1, 0), ints(0, 1))), ValueError, "must not fall"),
+    (dict(q=torch.zeros(2, 4, 64), page_table=ints(0, 1)[None].expand(2, 2), seq_lens=ints(20, 0, 20)[::2]),
+     ValueError, "seq_lens has strides"),
     (dict(scale=0.0), ValueError, "scale is 0"),
     (dict(scale=float("inf")), ValueError, "scale is inf"),
     (dict(layout="DHN"), ValueError, "layout is 'DHN'"),
@@ -277,6 +282,16 @@ def test_compile_keeps_one_graph(backend):
             assert torch.allclose(a, b, atol=1e-6)
         lens = (lens // 2).clone()
     torch._dynamo.reset()
+
+
+def test_strides_of_small_tensors_are_part_of_the_signature():
+    """The same shapes with other strides must not be taken for those seen before."""
+    two = GOOD | dict(q=torch.zeros(2, 4, 64), page_table=ints(0, 1)[None].expand(2, 2).contiguous())
+    evenkv.torch.decode(**two | dict(seq_lens=ints(20, 20), table_rows=ints(0, 1)))
+    with pytest.raises(ValueError, match="seq_lens has strides"):
+        evenkv.torch.decode(**two | dict(seq_lens=ints(20, 0, 20)[::2], table_rows=ints(0, 1)))
+    with pytest.raises(ValueError, match="table_rows has strides"):
+        evenkv.torch.decode(**two | dict(seq_lens=ints(20, 20), table_rows=ints(0, 9, 1)[::2]))
 
 
 def test_signatures_do_not_pile_up(monkeypatch):

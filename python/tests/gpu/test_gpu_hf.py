@@ -33,10 +33,11 @@ def test_teacher_forced_logits(model):
     for name in ("sdpa", "evenkv", "eager"):
         model.set_attn_implementation(name)
         logits[name] = test_hf.forced_logits(model, ids, mask, tokens)
-    error = (logits["evenkv"] - logits["sdpa"]).abs()
-    print(f"largest difference: evenkv {error.max():.4f}, eager {(logits['eager'] - logits['sdpa']).abs().max():.4f}, "
-          f"of logits up to {logits['sdpa'].abs().max():.1f}")
-    assert torch.all(error <= rounding(logits["sdpa"]))
+    error, of_eager = ((logits[name] - logits["sdpa"]).abs() for name in ("evenkv", "eager"))
+    print(f"largest difference from sdpa: evenkv {error.max():.4f}, eager {of_eager.max():.4f}, of logits up to "
+          f"{logits['sdpa'].abs().max():.1f}")
+    # or what two implementations of transformers' own differ by
+    assert torch.all(error <= torch.maximum(rounding(logits["sdpa"]), 3 * of_eager.max()))
 
 
 @pytest.mark.parametrize("graphs", [False, True])
