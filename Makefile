@@ -35,7 +35,8 @@ check-python:
 	@scripts/install-deps check-python
 	python3 -m venv $(PYTHON_VENV)
 	$(PYTHON_VENV)/bin/pip install -q uv
-	$(PYTHON_VENV)/bin/uv pip install -q --python $(PYTHON_VENV)/bin/python --reinstall-package evenkv $(PIP_FLAGS) '.[test]'
+	$(PYTHON_VENV)/bin/uv pip install -q --python $(PYTHON_VENV)/bin/python --reinstall-package evenkv $(PIP_FLAGS) \
+	    '.[test]'
 	$(PYTHON_VENV)/bin/pytest -p no:cacheprovider $(PYTEST_FLAGS) python/tests
 
 install: build

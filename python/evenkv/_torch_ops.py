@@ -406,7 +406,8 @@ def _decode_cuda(signature, q, k_cache, v_cache, seq_lens, *others):
 def _decode(q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace, out, lse, scale, options):
     key = (q.shape, q.stride(), q.dtype, q.get_device(), k_cache.shape, k_cache.stride(), k_cache.dtype,
            k_cache.get_device(), v_cache.shape, v_cache.stride(), v_cache.dtype, v_cache.get_device(), seq_lens.shape,
-           seq_lens.stride(), seq_lens.dtype, seq_lens.get_device(), table.shape, table.stride(), table.dtype, table.get_device(),
+           seq_lens.stride(), seq_lens.dtype, seq_lens.get_device(), table.shape, table.stride(), table.dtype,
+           table.get_device(),
            None if indices is None else (indices.shape, indices.stride(), indices.dtype, indices.get_device()),
            None if table_rows is None else (table_rows.shape, table_rows.stride(), table_rows.dtype,
                                             table_rows.get_device()),
