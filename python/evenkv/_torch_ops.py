@@ -186,7 +186,7 @@ _CAPTURE = "capture"
 _signatures = {}
 _plans = weakref.WeakValueDictionary()  # by plan_key and stream; signatures own them
 _captured = []  # plans that graphs use, for good: nobody says when a graph ends
-_table_lock = threading.Lock()
+_table_lock = threading.RLock()  # collecting garbage may call forget anywhere
 
 
 def _forget():
@@ -277,6 +277,16 @@ def _remember(key, signature):
             for old in list(_signatures)[: _MAX_SIGNATURES // 2]:
                 _signatures.pop(old, None)
     _signatures[key] = signature
+
+
+def forget(owner):
+    """Lets go of an owner's plans, unless a capture would suffer from it."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return
+    with _table_lock:
+        for key, signature in list(_signatures.items()):
+            if signature.options.owner == owner:
+                _signatures.pop(key, None)
 
 
 # ---- Calls ---------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ table."""
 
 import itertools
 import math
+import weakref
 
 import torch
 
@@ -51,6 +52,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         self._layout = kv_layout
         self._planner = planner
         self._owner = next(_owners)
+        weakref.finalize(self, _torch_ops.forget, self._owner).atexit = False
         self._use_tensor_cores = use_tensor_cores
         self._buffers = None
         if use_cuda_graph:

@@ -11,6 +11,7 @@ import evenkv
 import evenkv.flash_attn
 import evenkv.flashinfer
 import reference
+from evenkv import _torch_ops
 from test_torch import ints, numpy, tensors
 
 
@@ -61,6 +62,17 @@ def test_flashinfer_replans():
         q, k, v, _, _ = tensors(problem)
         for _ in range(2):
             assert reference.close(numpy(wrapper.run(q, (k, v))), problem.attention()[0], "float32")
+
+
+def test_flashinfer_plans_end_with_their_wrapper():
+    problem = reference.problem(63)
+    q, k, v, _, _ = tensors(problem)
+    before = len(_torch_ops._signatures), len(_torch_ops._plans)
+    wrapper = planned(problem)
+    wrapper.run(q, (k, v))
+    assert (len(_torch_ops._signatures), len(_torch_ops._plans)) == (before[0] + 1, before[1] + 1)
+    del wrapper
+    assert (len(_torch_ops._signatures), len(_torch_ops._plans)) == before
 
 
 def test_flashinfer_graph_buffers():
