@@ -3,6 +3,7 @@
 
 #include "base/arena.h"
 #include "cpu/convert.h"
+#include "cpu/tile_kernel.h"
 #include "plan/tensors.h"
 
 enum { GUARD_BYTES = 4096, GUARD = 0x5A };
@@ -100,8 +101,10 @@ ekv_comparison support_compare(const decode_setup *setup)
 {
     ekv_reference *reference;
     assert_ok(ekv_reference_create(setup->plan->context, &setup->plan->batch, setup->tensors, &reference));
+    const ekv_cpu_kernel *kernel;
+    assert_ok(ekv_cpu_kernel_choose(&setup->plan->batch, setup->options.kernel, &kernel));
     ekv_comparison comparison =
-        ekv_compare(setup->plan, setup->tensors, setup->options.lse_base, EKV_DTYPE_F32, reference);
+        ekv_compare(setup->plan, setup->tensors, setup->options.lse_base, kernel->p_dtype, reference);
     ekv_reference_free(reference);
     return comparison;
 }

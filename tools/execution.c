@@ -41,11 +41,10 @@ ekv_status cli_backend_choose(cli_state *cli)
         return ekv_fail(EKV_ERROR_BACKEND_UNAVAILABLE, "no CUDA backend: %s", cli->context->cuda_missing);
     if (options->plan.cuda)
         return EKV_OK;
-    const char *given = options->kernel != EKV_KERNEL_AUTO ? "--kernel"
-                        : options->graph                   ? "--graph"
-                        : options->plan.on_device          ? "--on-device"
-                        : options->timeline                ? "--timeline"
-                                                           : NULL;
+    const char *given = options->graph            ? "--graph"
+                        : options->plan.on_device ? "--on-device"
+                        : options->timeline       ? "--timeline"
+                                                  : NULL;
     if (given)
         return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s goes with --backend cuda only", given));
     return EKV_OK;

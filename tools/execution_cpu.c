@@ -5,6 +5,7 @@
 #include "base/portable.h"
 #include "base/status.h"
 #include "cpu/random_cache.h"
+#include "cpu/tile_kernel.h"
 #include "execution.h"
 
 #include <stdio.h>
@@ -128,8 +129,12 @@ static ekv_status prepare(cli_execution *execution, cli_job *job)
         aligned_alloc(WORKSPACE_ALIGN, (size_t)ekv_round_up((int64_t)job->workspace_size + 1, WORKSPACE_ALIGN));
     if (!job->workspace)
         return ekv_fail(EKV_ERROR_OUT_OF_MEMORY, "no memory for a workspace of %zu bytes", job->workspace_size);
-    job->kernel = "cpu";
-    job->p_dtype = EKV_DTYPE_F32; /* softmax weights stay in fp32 */
+    const ekv_cpu_kernel *kernel;
+    ekv_status status = ekv_cpu_kernel_choose(&job->plan->batch, job->options.kernel, &kernel);
+    if (status)
+        return status;
+    job->kernel = kernel->name;
+    job->p_dtype = kernel->p_dtype;
     return EKV_OK;
 }
 

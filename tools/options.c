@@ -30,9 +30,14 @@ static const choice formats[] = { { "auto", EKV_TRACE_AUTO },
 static const choice dispatches[] = {
     { "grid", EKV_DISPATCH_GRID }, { "queue", EKV_DISPATCH_QUEUE }, { "range", EKV_DISPATCH_RANGE }, { 0 }
 };
-static const choice kernels[] = {
-    { "auto", EKV_KERNEL_AUTO }, { "simt", EKV_KERNEL_SIMT }, { "mma", EKV_KERNEL_MMA }, { 0 }
-};
+static const choice kernels[] = { { "auto", EKV_KERNEL_AUTO },
+                                  { "mma", EKV_KERNEL_MMA },
+                                  { "simt", EKV_KERNEL_SIMT },
+                                  { "generic", EKV_KERNEL_GENERIC },
+                                  { "avx2", EKV_KERNEL_AVX2 },
+                                  { "avx512", EKV_KERNEL_AVX512 },
+                                  { "avx512-bf16", EKV_KERNEL_AVX512_BF16 },
+                                  { 0 } };
 static const choice presets[] = { { "decode-imbalance", CLI_PRESET_IMBALANCE },
                                   { "linearity", CLI_PRESET_LINEARITY },
                                   { 0 } };

@@ -99,7 +99,8 @@ typedef struct ekv_context_options {
     /* Receives one line of text, without a newline.  NULL: nothing is logged. */
     void (*log)(ekv_log_level level, const char *text, void *user);
     void *log_user;
-    /* Threads of the CPU backend, the caller included, 1..1024.  0: EKV_NUM_THREADS, else all online CPUs. */
+    /* Threads of the CPU backend, the caller included, 1..1024.  0: EKV_NUM_THREADS, else as many as the CPUs that
+     * the process may run on. */
     int32_t num_threads;
     /* CUDA device of the CUDA backend.  -1: that of the context current in the creating thread, else 0.  -2: none,
      * which saves the start of a GPU.  The CUDA context is the current one if it is on that device, else the
@@ -385,14 +386,18 @@ typedef enum ekv_lse_base { EKV_LSE_NATURAL = 0, EKV_LSE_BASE2 = 1 } ekv_lse_bas
 
 typedef enum ekv_kernel {
     EKV_KERNEL_AUTO = 0,
-    EKV_KERNEL_SIMT = 1, /* CUDA cores */
-    EKV_KERNEL_MMA = 2   /* tensor cores */
+    EKV_KERNEL_SIMT = 1,       /* CUDA: CUDA cores */
+    EKV_KERNEL_MMA = 2,        /* CUDA: tensor cores */
+    EKV_KERNEL_GENERIC = 3,    /* CPU: portable C */
+    EKV_KERNEL_AVX2 = 4,       /* CPU: AVX2, FMA, F16C */
+    EKV_KERNEL_AVX512 = 5,     /* CPU: AVX-512 F, BW, DQ, VL; head_dim in steps of 16 */
+    EKV_KERNEL_AVX512_BF16 = 6 /* CPU: AVX-512 BF16; Q, K and V of bf16, head_dim in steps of 32 */
 } ekv_kernel;
 
 typedef struct ekv_decode_options {
     size_t struct_size;
     ekv_backend backend;
-    ekv_kernel kernel;     /* CUDA only */
+    ekv_kernel kernel;     /* one of the backend's; AUTO: the fastest that can do the batch here */
     ekv_lse_base lse_base; /* of the LSE output */
     void *stream;          /* CUstream / cudaStream_t; NULL: the default stream */
 } ekv_decode_options;

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { EKV_MAX_THREADS = 1024 };
 
@@ -55,8 +54,8 @@ ekv_status ekv_default_threads(int32_t *num_threads)
             return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s", ekv_last_error());
         return EKV_OK;
     }
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    *num_threads = online < 1 ? 1 : online > EKV_MAX_THREADS ? EKV_MAX_THREADS : (int32_t)online;
+    const int32_t cpus = ekv_num_cpus();
+    *num_threads = cpus > EKV_MAX_THREADS ? EKV_MAX_THREADS : cpus;
     return EKV_OK;
 }
 

@@ -30,7 +30,7 @@ struct ekv_context {
 /* ekv_context_create without any GPU. */
 ekv_status ekv_context_create_host(const ekv_context_options *options, ekv_context **context);
 
-/* Threads of a context whose options name no number: EKV_NUM_THREADS, else the online CPUs, 1..1024.
+/* Threads of a context whose options name no number: EKV_NUM_THREADS, else ekv_num_cpus(), 1..1024.
  * Errors: INVALID_ARGUMENT (the variable). */
 ekv_status ekv_default_threads(int32_t *num_threads);
 

@@ -16,4 +16,11 @@ int32_t ekv_pool_num_threads(const ekv_pool *pool);
  * Calls from several threads take turns; no allocation. */
 void ekv_pool_run(ekv_pool *pool, void (*work)(void *argument, int32_t thread), void *argument);
 
+/* For work that its threads share out among themselves: as ekv_pool_run, but when the caller's own call has returned
+ * nothing is left to begin, so a thread that has not woken up by then is not waited for and does not call it. */
+void ekv_pool_share(ekv_pool *pool, void (*work)(void *argument, int32_t thread), void *argument);
+
+/* CPUs that this process may run on, >= 1. */
+int32_t ekv_num_cpus(void);
+
 #endif

@@ -1,133 +1,78 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The portable tile kernel.  Its inner loops run over LANES neighbouring elements of head_dim, each with its own
- * accumulator, in the vector type that GCC and Clang map to any machine's registers: the order of every sum is
- * written here and no compiler option changes it. */
-#include "cpu/convert.h"
-#include "cpu/expf.h"
-#include "cpu/tile_kernel.h"
+ * The portable tile kernel, in vectors that GCC and Clang map to any machine's registers. */
+#include "base/half.h"
 
-#include <math.h>
+enum { LANES = 4 };
 
-typedef float quad __attribute__((vector_size(16)));
+typedef float vec __attribute__((vector_size(16)));
+typedef float panel __attribute__((vector_size(32)));
+typedef int32_t ipanel __attribute__((vector_size(32)));
 
-enum {
-    QUADS = 2, /* quads of an accumulator */
-    LANES = 4 * QUADS,
-    ROWS = 4 /* query rows that share a load of K or V; 4 x 2 accumulators fill half of 16 vector registers */
-};
+#define vec_fma(a, b, c) ((a) * (b) + (c))
+#define panel_fma(a, b, c) ((a) * (b) + (c))
+#define panel_max(a, b) ((panel)((((a) > (b)) & (ipanel)(a)) | (~((a) > (b)) & (ipanel)(b))))
 
-static inline quad load_quad(const float *from)
+static inline vec vec_from_f16(const uint16_t *from)
 {
-    quad value;
+    return (vec){ ekv_f16_to_f32(from[0]), ekv_f16_to_f32(from[1]), ekv_f16_to_f32(from[2]), ekv_f16_to_f32(from[3]) };
+}
+
+static inline vec vec_from_bf16(const uint16_t *from)
+{
+    return (vec){ ekv_bf16_to_f32(from[0]), ekv_bf16_to_f32(from[1]), ekv_bf16_to_f32(from[2]),
+                  ekv_bf16_to_f32(from[3]) };
+}
+
+typedef uint32_t words __attribute__((vector_size(16)));
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first of two bf16 is the low half of a word");
+
+static inline vec vec_from_even(const uint16_t *from)
+{
+    words value;
     memcpy(&value, from, sizeof value);
-    return value;
+    return (vec)(value << 16);
 }
 
-/* Tokens [first, first + n) of K or V as floats, [n][head_dim] in tile->block. */
-static void load_block(const ekv_cpu_tile *tile, const void *base, int64_t stride_page, int64_t stride_token,
-                       int32_t first, int32_t n)
+static inline vec vec_from_odd(const uint16_t *from)
 {
-    int32_t page = first / tile->page_size, offset = first % tile->page_size;
-    for (int32_t t = 0; t < n; t++) {
-        const int64_t at = tile->pages[page] * stride_page + offset * stride_token;
-        ekv_row_to_f32(ekv_element(base, tile->kv_dtype, at), tile->kv_dtype, tile->head_dim,
-                       tile->block + (int64_t)t * tile->head_dim);
-        if (++offset == tile->page_size) {
-            offset = 0;
-            page++;
-        }
-    }
+    words value;
+    memcpy(&value, from, sizeof value);
+    return (vec)(value & 0xFFFF0000u);
 }
 
-/* p[r][t] = q[r] . k[t] for `rows` rows and n tokens; rows is a constant where this is inlined. */
-static inline void dots(const int32_t rows, const float *restrict q, const float *restrict k, int32_t n,
-                        int32_t head_dim, float *restrict p)
+static inline void vec_split(vec *a, vec *b)
 {
-    for (int32_t t = 0; t < n; t++, k += head_dim) {
-        quad acc[ROWS][QUADS] = { { { 0 } } };
-        for (int32_t d = 0; d < head_dim; d += LANES)
-            for (int32_t r = 0; r < rows; r++)
-                for (int32_t i = 0; i < QUADS; i++)
-                    acc[r][i] += load_quad(q + r * head_dim + d + 4 * i) * load_quad(k + d + 4 * i);
-        for (int32_t r = 0; r < rows; r++) {
-            const quad sum = acc[r][0] + acc[r][1];
-            p[r * EKV_TILE_BLOCK + t] = (sum[0] + sum[2]) + (sum[1] + sum[3]);
-        }
-    }
+    const vec first = *a, second = *b;
+    *a = (vec){ first[0], first[2], second[0], second[2] };
+    *b = (vec){ first[1], first[3], second[1], second[3] };
 }
 
-/* acc[r] = acc[r] * alpha[r] + sum over n tokens of p[r][t] v[t]. */
-static inline void weigh(const int32_t rows, const float *restrict p, const float *restrict v, int32_t n,
-                         int32_t head_dim, const float *restrict alpha, float *restrict acc)
+static inline void vec_join(vec *a, vec *b)
 {
-    for (int32_t d = 0; d < head_dim; d += LANES) {
-        quad sum[ROWS][QUADS] = { { { 0 } } };
-        for (int32_t t = 0; t < n; t++)
-            for (int32_t r = 0; r < rows; r++)
-                for (int32_t i = 0; i < QUADS; i++)
-                    sum[r][i] += p[r * EKV_TILE_BLOCK + t] * load_quad(v + t * head_dim + d + 4 * i);
-        for (int32_t r = 0; r < rows; r++)
-            for (int32_t i = 0; i < QUADS; i++) {
-                float *out = acc + r * head_dim + d + 4 * i;
-                const quad value = load_quad(out) * alpha[r] + sum[r][i];
-                memcpy(out, &value, sizeof value);
-            }
-    }
+    const vec first = *a, second = *b;
+    *a = (vec){ first[0], second[0], first[1], second[1] };
+    *b = (vec){ first[2], second[2], first[3], second[3] };
 }
 
-/* Turns the dots of a row into weights against the new maximum; returns what old sums are to be scaled by. */
-static float rescale(float scale, float *restrict p, int32_t n, float *max, float *sum)
+static inline vec vec_sums(vec a, vec b, vec c, vec d)
 {
-    float largest = *max;
-    for (int32_t t = 0; t < n; t++)
-        largest = p[t] > largest ? p[t] : largest;
-    const float from = largest == -INFINITY ? 0 : largest; /* -inf - -inf is NaN; so these weights are 0 */
-    for (int32_t t = 0; t < n; t++)
-        p[t] = ekv_exp_nonpositive((p[t] - from) * scale);
-    float total = 0;
-    for (int32_t t = 0; t < n; t++)
-        total += p[t];
-    const float alpha = ekv_exp_nonpositive((*max - from) * scale);
-    *max = largest;
-    *sum = *sum * alpha + total;
-    return alpha;
+    return (vec){ (a[0] + a[2]) + (a[1] + a[3]), (b[0] + b[2]) + (b[1] + b[3]), (c[0] + c[2]) + (c[1] + c[3]),
+                  (d[0] + d[2]) + (d[1] + d[3]) };
 }
 
-/* The tokens of one block, first those of K, then those of V through the same buffer. */
-static void run_block(const ekv_cpu_tile *tile, int32_t first, int32_t n)
-{
-    const int32_t dim = tile->head_dim;
-    load_block(tile, tile->k, tile->k_stride_page, tile->k_stride_token, first, n);
-    int32_t r = 0;
-    for (; r + ROWS <= tile->rows; r += ROWS)
-        dots(ROWS, tile->q + (int64_t)r * dim, tile->block, n, dim, tile->p + (int64_t)r * EKV_TILE_BLOCK);
-    for (; r < tile->rows; r++)
-        dots(1, tile->q + (int64_t)r * dim, tile->block, n, dim, tile->p + (int64_t)r * EKV_TILE_BLOCK);
+/* 16 registers or more: 8 accumulators. */
+#define TOKENS(rows) ((rows) == 4 ? 2 : (rows) == 2 ? 4 : 8)
+#define CHUNKS(rows) ((rows) == 4 ? 2 : (rows) == 2 ? 4 : 8)
 
-    load_block(tile, tile->v, tile->v_stride_page, tile->v_stride_token, first, n);
-    for (r = 0; r < tile->rows;) {
-        const int32_t step = r + ROWS <= tile->rows ? ROWS : 1;
-        float *p = tile->p + (int64_t)r * EKV_TILE_BLOCK, *acc = tile->acc + (int64_t)r * dim;
-        float alpha[ROWS];
-        for (int32_t i = 0; i < step; i++)
-            alpha[i] = rescale(tile->scale, p + i * EKV_TILE_BLOCK, n, &tile->max[r + i], &tile->sum[r + i]);
-        if (step == ROWS)
-            weigh(ROWS, p, tile->block, n, dim, alpha, acc);
-        else
-            weigh(1, p, tile->block, n, dim, alpha, acc);
-        r += step;
-    }
-}
+#include "cpu/tile_body.h"
 
-void ekv_tile_kernel_generic(const ekv_cpu_tile *tile)
-{
-    for (int32_t r = 0; r < tile->rows; r++) {
-        tile->max[r] = -INFINITY;
-        tile->sum[r] = 0;
-    }
-    memset(tile->acc, 0, (size_t)tile->rows * (size_t)tile->head_dim * sizeof *tile->acc);
-    for (int32_t first = tile->kv_begin, n; first < tile->kv_end; first += n) {
-        n = tile->kv_end - first < EKV_TILE_BLOCK ? tile->kv_end - first : EKV_TILE_BLOCK;
-        run_block(tile, first, n);
-    }
-}
+const ekv_cpu_kernel ekv_cpu_kernel_generic = {
+    .name = "generic",
+    .id = EKV_KERNEL_GENERIC,
+    .head_dim_step = 2 * LANES, /* what the backend takes */
+    .q_dtype = EKV_DTYPE_F32,
+    .p_dtype = EKV_DTYPE_F32,
+    .run = run_tile,
+    .exp2 = panel_exp2_all,
+};

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which tile kernel runs: what the build has, what the CPU has, what the shape allows. */
+#include "base/status.h"
+#include "cpu/tile_kernel.h"
+
+extern const ekv_cpu_kernel ekv_cpu_kernel_generic, ekv_cpu_kernel_avx2, ekv_cpu_kernel_avx512,
+    ekv_cpu_kernel_avx512_bf16;
+
+typedef struct choice {
+    const ekv_cpu_kernel *kernel;
+    bool (*runs_here)(void);
+} choice;
+
+static bool always(void)
+{
+    return true;
+}
+
+#ifdef EVENKV_X86_64
+#include <cpuid.h>
+#include <stdatomic.h>
+
+/* CPUID, which takes microseconds where a hypervisor answers it; so once.  __builtin_cpu_supports knows F16C in some
+ * compilers only. */
+static bool has_f16c(void)
+{
+    enum { UNKNOWN, NO, YES };
+    static _Atomic int known;
+    int has = atomic_load_explicit(&known, memory_order_relaxed);
+    if (has == UNKNOWN) {
+        unsigned a, b, c = 0, d;
+        has = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) ? YES : NO;
+        atomic_store_explicit(&known, has, memory_order_relaxed);
+    }
+    return has == YES;
+}
+
+/* __builtin_cpu_supports also asks whether the operating system keeps the registers. */
+static bool has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+}
+
+static bool has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+static bool has_avx512_bf16(void)
+{
+    return has_avx512() && __builtin_cpu_supports("avx512bf16");
+}
+#endif
+
+static const choice choices[] = {
+    { &ekv_cpu_kernel_generic, always },
+#ifdef EVENKV_X86_64
+    { &ekv_cpu_kernel_avx2, has_avx2 },
+    { &ekv_cpu_kernel_avx512, has_avx512 },
+    { &ekv_cpu_kernel_avx512_bf16, has_avx512_bf16 },
+#endif
+};
+
+enum { NUM_CHOICES = sizeof choices / sizeof choices[0] };
+
+const ekv_cpu_kernel *ekv_cpu_kernel_at(int32_t index, bool *runs_here)
+{
+    if (index < 0 || index >= NUM_CHOICES)
+        return NULL;
+    *runs_here = choices[index].runs_here();
+    return choices[index].kernel;
+}
+
+static bool can_do(const ekv_cpu_kernel *kernel, const ekv_batch *batch)
+{
+    const bool bf16 = batch->q_dtype == EKV_DTYPE_BF16 && batch->kv_dtype == EKV_DTYPE_BF16;
+    return batch->head_dim % kernel->head_dim_step == 0 && (bf16 || !kernel->bf16_only);
+}
+
+static ekv_status check_wanted(const choice *wanted, const ekv_batch *batch)
+{
+    const ekv_cpu_kernel *kernel = wanted->kernel;
+    if (!wanted->runs_here())
+        return ekv_fail(EKV_ERROR_UNSUPPORTED, "kernel %s: this CPU has not the instructions", kernel->name);
+    if (can_do(kernel, batch))
+        return EKV_OK;
+    return ekv_fail(EKV_ERROR_UNSUPPORTED, "kernel %s wants head_dim in steps of %d%s; head_dim is %d", kernel->name,
+                    kernel->head_dim_step, kernel->bf16_only ? " and Q, K and V of bf16" : "", batch->head_dim);
+}
+
+ekv_status ekv_cpu_kernel_choose(const ekv_batch *batch, ekv_kernel wanted, const ekv_cpu_kernel **kernel)
+{
+    for (int32_t i = NUM_CHOICES - 1; i >= 0; i--) {
+        const choice *c = &choices[i];
+        if (wanted != EKV_KERNEL_AUTO && c->kernel->id != wanted)
+            continue;
+        ekv_status status = wanted == EKV_KERNEL_AUTO ? EKV_OK : check_wanted(c, batch);
+        if (status)
+            return status;
+        if (!c->runs_here() || !can_do(c->kernel, batch))
+            continue;
+        *kernel = c->kernel;
+        return EKV_OK;
+    }
+    return ekv_fail(EKV_ERROR_UNSUPPORTED, "kernel %d is none of this build's CPU backend", (int)wanted);
+}

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Vectors of AVX-512, for both of its kernels.  A panel stays half of one. */
+#include "cpu/tile_avx2.h"
+
+enum { LANES = 16 };
+
+typedef float vec __attribute__((vector_size(64)));
+
+static inline vec vec_fma(vec a, vec b, vec c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+/* A quarter of a vector for each argument, with sums of four lanes; then sums of two; then all. */
+static inline __m128 vec_sums(vec a, vec b, vec c, vec d)
+{
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512 sums = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+    const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps(sums, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Softmax weights of a panel in vectors of PANEL rows: part of a tile kernel's file, which defines before
+ *
+ *     panel, ipanel          PANEL floats, PANEL int32_t: vector types
+ *     panel_fma(a, b, c)     a * b + c
+ *     panel_max(a, b)        a > b ? a : b in each lane, so b where one of them is NaN */
+#include "cpu/tile_rows.h"
+
+TILE_INLINE panel panel_load(const float *from)
+{
+    panel value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+TILE_INLINE void panel_store(float *to, panel value)
+{
+    memcpy(to, &value, sizeof value);
+}
+
+TILE_INLINE panel panel_splat(float value)
+{
+    return value - (panel){ 0 }; /* not +: -0 is to stay */
+}
+
+/* 2^x for x <= 0 in each lane, within 2 units in the last place; 2^0 is 1, from -150 down it is 0, and NaN stays NaN.
+ * Below -126 results are subnormal and good to half of the smallest one: a weight must not stop falling, since the
+ * value that it weighs may be as large as 10^38. x = n + f with |f| <= 1/2; the polynomial is 1 at 0 and within 2.0e-9
+ * of 2^f, relatively (fitted to the smallest maximum by iteratively reweighted least squares, coefficients then
+ * rounded). */
+TILE_INLINE panel panel_exp2(panel x)
+{
+    const panel round = panel_splat(0x1.8p23f); /* adding it leaves an integer in the low bits of the significand */
+    x = panel_max(panel_splat(-150.0f), x);
+    const panel shifted = x + round;
+    const panel f = x - (shifted - round);
+    panel e = panel_splat(0x1.41fbbcp-13f);
+    e = panel_fma(e, f, panel_splat(0x1.5f3e52p-10f));
+    e = panel_fma(e, f, panel_splat(0x1.3b2d4cp-7f));
+    e = panel_fma(e, f, panel_splat(0x1.c6aee8p-5f));
+    e = panel_fma(e, f, panel_splat(0x1.ebfbdcp-3f));
+    e = panel_fma(e, f, panel_splat(0x1.62e430p-1f));
+    e = panel_fma(e, f, panel_splat(1.0f));
+    /* 2^n alone may be no normal number */
+    return e * (panel)(((ipanel)shifted + (127 + 64)) << 23) * 0x1p-64f;
+}
+
+static void panel_exp2_all(const float *x, float *weights, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += PANEL)
+        panel_store(weights + i, panel_exp2(panel_load(x + i)));
+}
+
+/* Turns the dots of n tokens, p: [n][PANEL], into weights against the new maximum of each row; alpha: [PANEL], what
+ * old sums are to be scaled by. */
+static inline void to_weights(float scale, int32_t n, float *p, tile_state *state, float *alpha)
+{
+    const panel old = panel_load(state->max);
+    panel most = old;
+    for (int32_t t = 0; t < n; t++)
+        most = panel_max(panel_load(p + t * PANEL), most);
+    /* -inf - -inf is NaN: where there is nothing but -inf, weights are those of any finite maximum, 0 */
+    const panel from = panel_max(most, panel_splat(-0x1.fffffep127f));
+    const float scale2 = scale * 0x1.715476p0f; /* log2(e): weights are powers of 2 */
+    panel total = { 0 };
+    for (int32_t t = 0; t < n; t++) {
+        const panel weights = panel_exp2((panel_load(p + t * PANEL) - from) * scale2);
+        panel_store(p + t * PANEL, weights);
+        total += weights;
+    }
+    const panel rescale = panel_exp2((old - from) * scale2);
+    panel_store(alpha, rescale);
+    panel_store(state->max, most);
+    panel_store(state->sum, panel_load(state->sum) * rescale + total);
+}
