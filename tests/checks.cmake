@@ -52,4 +52,4 @@ if(NOT CMAKE_C_FLAGS MATCHES "-fsanitize|--coverage") # their runtimes add symbo
 endif()
 
 # What runs on several threads; .ci/run repeats these under ThreadSanitizer.
-set_tests_properties(test_base test_decode test_decode_args test_decode_bits test_merge PROPERTIES LABELS threads)
+set_tests_properties(test_base test_cpu_kernels test_decode test_decode_args test_decode_bits test_merge PROPERTIES LABELS threads)

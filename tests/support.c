@@ -3,7 +3,6 @@
 
 #include "base/arena.h"
 #include "cpu/convert.h"
-#include "cpu/tile_kernel.h"
 #include "plan/tensors.h"
 
 enum { GUARD_BYTES = 4096, GUARD = 0x5A };
@@ -49,6 +48,41 @@ int32_t support_pick(ekv_rng *rng, const int32_t *values, int32_t count)
     return values[ekv_rng_below(rng, count)];
 }
 
+/* ---- Kernels ------------------------------------------------------------------------------------------ */
+
+const ekv_cpu_kernel *support_forced_kernel(void)
+{
+    enum { SKIPPED = 77 };
+    const char *name = getenv("EKV_TEST_KERNEL");
+    if (!name)
+        return NULL;
+    bool runs_here;
+    const ekv_cpu_kernel *kernel = NULL;
+    for (int32_t i = 0; (kernel = ekv_cpu_kernel_at(i, &runs_here)) && strcmp(kernel->name, name) != 0;)
+        i++;
+    if (kernel && runs_here)
+        return kernel;
+    printf("skipped: %s kernel %s\n", kernel ? "this CPU cannot run" : "this build has no", name);
+    exit(SKIPPED);
+}
+
+static bool can_force(const ekv_batch *batch)
+{
+    const ekv_cpu_kernel *forced = support_forced_kernel(), *kernel;
+    return forced && ekv_cpu_kernel_choose(batch, forced->id, &kernel) == EKV_OK;
+}
+
+void support_fit_kernel(ekv_batch *batch)
+{
+    const ekv_cpu_kernel *kernel = support_forced_kernel();
+    if (!kernel)
+        return;
+    const int32_t step = kernel->head_dim_step;
+    batch->head_dim = (batch->head_dim + step - 1) / step * step;
+    if (kernel->bf16_only)
+        batch->q_dtype = batch->kv_dtype = EKV_DTYPE_BF16;
+}
+
 /* ---- Set-up ------------------------------------------------------------------------------------------ */
 
 ekv_status support_set_up(ekv_context *context, const char *planner, const ekv_batch *batch, const ekv_device *device,
@@ -68,6 +102,8 @@ ekv_status support_set_up(ekv_context *context, const char *planner, const ekv_b
     assert_non_null(made.memory);
     made.workspace = made.memory + GUARD_BYTES;
     made.tensors = ekv_random_cache_tensors(made.cache);
+    if (can_force(&made.plan->batch))
+        made.options.kernel = support_forced_kernel()->id;
     *setup = made;
     return EKV_OK;
 }

@@ -6,6 +6,7 @@
 
 #include "base/rng.h"
 #include "cpu/random_cache.h"
+#include "cpu/tile_kernel.h"
 #include "cpu/tolerance.h"
 #include "plan/plan.h"
 
@@ -41,6 +42,13 @@ int32_t support_pick(ekv_rng *rng, const int32_t *values, int32_t count);
 #define PICK(rng, ...)                                    \
     support_pick((rng), (const int32_t[]){ __VA_ARGS__ }, \
                  (int32_t)(sizeof((const int32_t[]){ __VA_ARGS__ }) / sizeof(int32_t)))
+
+/* The CPU kernel that the environment's EKV_TEST_KERNEL names, and that support_set_up then forces on batches that it
+ * can do; NULL where it names none.  Ends the program with the exit code of a skipped test where this CPU lacks it. */
+const ekv_cpu_kernel *support_forced_kernel(void);
+
+/* Changes dtypes and head_dim to what the forced kernel can do, if there is one. */
+void support_fit_kernel(ekv_batch *batch);
 
 /* A plan, and tensors and workspace to run it with. */
 typedef struct decode_setup {

@@ -354,6 +354,7 @@ static void splits_change_roundings_only(void **state)
 
 int main(void)
 {
+    support_forced_kernel(); /* ends here where this CPU lacks it */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_do_not_matter),
         cmocka_unit_test(dispatch_does_not_matter),

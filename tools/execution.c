@@ -52,7 +52,7 @@ ekv_status cli_backend_choose(cli_state *cli)
 
 int32_t cli_repeat(const cli_state *cli)
 {
-    enum { CPU = 5, CUDA = 20 };
+    enum { CPU = 9, CUDA = 20 };
     if (cli->options.repeat)
         return cli->options.repeat;
     return cli->options.backend == EKV_BACKEND_CUDA ? CUDA : CPU;
@@ -233,6 +233,7 @@ ekv_status cli_read_time(cli_execution *execution, int32_t repeat, cli_read *rea
             if (s && us >= read->us)
                 continue;
             read->us = us;
+            read->index = s;
             backend->read_shape(execution, s, read->shape, sizeof read->shape);
         }
     }

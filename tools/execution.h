@@ -138,6 +138,7 @@ ekv_status cli_plan_time(cli_execution *execution, ekv_plan *plan, int32_t repea
 typedef struct cli_read {
     double us;
     char shape[64];
+    int32_t index; /* of the shape */
 } cli_read;
 ekv_status cli_read_time(cli_execution *execution, int32_t repeat, cli_read *read);
 

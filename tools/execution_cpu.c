@@ -19,14 +19,20 @@ enum {
     LARGEST_FLUSH = 256 << 20 /* what a thread can reach of the last-level cache is less on every CPU of 2026 */
 };
 
+/* How the threads of a plain read share the bytes. */
+typedef struct read_way {
+    int64_t chunk; /* bytes that a thread takes in turn; 0: its share of each tensor in one piece */
+    int64_t ahead; /* bytes that it prefetches ahead of its loads; 0: that is left to the hardware */
+} read_way;
+
 typedef struct cpu_state {
     ekv_random_cache *cache;
     ekv_reference *reference;
     unsigned char *flush; /* [flush_size] */
     size_t flush_size;    /* bytes, 0: nothing is flushed */
     unsigned char byte;
-    int64_t read_chunk; /* bytes, of the read in progress */
-    uint64_t *sums;     /* [threads * SUM_STRIDE] */
+    const read_way *read_way; /* of the read in progress */
+    uint64_t *sums;           /* [threads * SUM_STRIDE] */
 } cpu_state;
 
 enum { SUM_STRIDE = 8 }; /* a cache line a thread */
@@ -171,39 +177,55 @@ static ekv_status decode(cli_execution *execution, cli_job *job, cli_outputs *ou
 
 /* ---- Plain read -------------------------------------------------------------------------------------- */
 
-/* Bytes that a thread takes at a time; 0: its share of each tensor in one piece. */
-static const int64_t read_chunks[] = { 0, 64 << 10, 1 << 20 };
+static const read_way read_ways[] = { { 0, 0 },    { 64 << 10, 0 },    { 1 << 20, 0 },
+                                      { 0, 4096 }, { 64 << 10, 4096 }, { 1 << 20, 4096 } };
 
 static bool read_shape(const cli_execution *execution, int32_t shape, char *text, size_t size)
 {
-    if (shape >= (int32_t)(sizeof read_chunks / sizeof read_chunks[0]))
+    if (shape >= (int32_t)(sizeof read_ways / sizeof read_ways[0]))
         return false;
+    const read_way *way = &read_ways[shape];
     const int32_t threads = ekv_pool_num_threads(execution->cli->context->pool);
-    if (read_chunks[shape])
-        snprintf(text, size, "%d threads taking %d KiB in turn", threads, (int)(read_chunks[shape] >> 10));
-    else
-        snprintf(text, size, "%d threads with a part each", threads);
+    char share[32] = "with a part each";
+    if (way->chunk)
+        snprintf(share, sizeof share, "taking %d KiB in turn", (int)(way->chunk >> 10));
+    snprintf(text, size, "%d threads %s%s", threads, share, way->ahead ? ", prefetch" : "");
     return true;
 }
 
-/* Of [begin, end), both multiples of 8. */
-static uint64_t sum_bytes(const unsigned char *data, int64_t begin, int64_t end)
+/* The words of [begin, end), both multiples of 8. */
+static uint64_t sum_bytes(const unsigned char *data, int64_t begin, int64_t end, int64_t ahead)
 {
-    const uint64_t *words = (const uint64_t *)(const void *)(data + begin);
-    uint64_t sum = 0;
-    for (int64_t i = 0; i < (end - begin) / 8; i++)
-        sum += words[i];
+    enum { LINE = 64, WORDS = LINE / 8 };
+    typedef uint64_t line __attribute__((vector_size(LINE)));
+    line sums = { 0 }, words;
+    int64_t at = begin;
+    for (; at + LINE <= end; at += LINE) {
+        if (ahead)
+            __builtin_prefetch(data + at + ahead);
+        memcpy(&words, data + at, sizeof words);
+        sums += words;
+    }
+    uint64_t sum = 0, word;
+    for (int i = 0; i < WORDS; i++)
+        sum += sums[i];
+    for (; at < end; at += 8) {
+        memcpy(&word, data + at, sizeof word);
+        sum += word;
+    }
     return sum;
 }
 
 static uint64_t read_tensor(const cpu_state *state, const void *data, int64_t size, int32_t thread, int32_t threads)
 {
+    const read_way *way = state->read_way;
     const int64_t words = size / 8; /* up to 7 bytes are left out */
-    if (!state->read_chunk)
-        return sum_bytes(data, 8 * part_begin(words, thread, threads), 8 * part_begin(words, thread + 1, threads));
+    if (!way->chunk)
+        return sum_bytes(data, 8 * part_begin(words, thread, threads), 8 * part_begin(words, thread + 1, threads),
+                         way->ahead);
     uint64_t sum = 0;
-    for (int64_t at = thread * state->read_chunk; at < 8 * words; at += threads * state->read_chunk)
-        sum += sum_bytes(data, at, ekv_min(at + state->read_chunk, 8 * words));
+    for (int64_t at = thread * way->chunk; at < 8 * words; at += threads * way->chunk)
+        sum += sum_bytes(data, at, ekv_min(at + way->chunk, 8 * words), way->ahead);
     return sum;
 }
 
@@ -225,7 +247,7 @@ static void read_part(void *argument, int32_t thread)
 static ekv_status read_once(cli_execution *execution, int32_t shape, double *us)
 {
     cpu_state *state = execution->state;
-    state->read_chunk = read_chunks[shape];
+    state->read_way = &read_ways[shape];
     flush(execution);
     const double start = cli_now_us();
     ekv_pool_run(execution->cli->context->pool, read_part, execution);

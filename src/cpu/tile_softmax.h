@@ -23,8 +23,8 @@ TILE_INLINE panel panel_splat(float value)
     return value - (panel){ 0 }; /* not +: -0 is to stay */
 }
 
-/* 2^x for x <= 0 in each lane, within 2 units in the last place; 2^0 is 1, from -150 down it is 0, and NaN stays NaN.
- * Below -126 results are subnormal and good to half of the smallest one: a weight must not stop falling, since the
+/* 2^x for x <= 0 in each lane, within 2^-23 relatively; 2^0 is 1, from -150 down it is 0, and NaN stays NaN.
+ * Below -126 results are subnormal, with half of the smallest one as a further error: a weight must not stop falling, since the
  * value that it weighs may be as large as 10^38. x = n + f with |f| <= 1/2; the polynomial is 1 at 0 and within 2.0e-9
  * of 2^f, relatively (fitted to the smallest maximum by iteratively reweighted least squares, coefficients then
  * rounded). */

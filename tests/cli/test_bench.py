@@ -11,7 +11,7 @@ from evenkv_cli import ROOT, TOOL, CliTest
 
 COLUMNS = ("planner,dist,batch,total_tokens,page_size,q_heads,kv_heads,head_dim,dtype,median_us,min_us,p95_us,"
            "kv_gb_per_s,share_of_read,plan_us,max_rel_err,backend,kernel,dispatch,hot,layout,flush,device,driver,"
-           "commit").split(",")
+           "commit,cpu_threads,read_us").split(",")
 SMALL = "--q-heads 4 --kv-heads 2 --head-dim 64 --backend cpu --repeat 2 --no-flush"
 
 
