@@ -22,10 +22,7 @@
 
 typedef float quad __attribute__((vector_size(16)));
 
-enum {
-    MOST_ROWS = 4, /* of a pass */
-    WEIGH_STEP = 4 /* tokens of P.V between two steps of fetching */
-};
+enum { MOST_ROWS = 4 }; /* of a pass */
 
 TILE_INLINE vec vec_load(const float *from)
 {
@@ -95,8 +92,7 @@ TILE_INLINE void add_dots(const int32_t rows, const int32_t tokens, const source
 
 /* p[t][r] = q[r] . k[t] for tokens [t, t + tokens). */
 TILE_INLINE void dots_at(const int32_t rows, const int32_t tokens, const source from, const float *restrict q,
-                         const char *const *row, float *restrict block, int32_t t, int32_t head_dim, float *restrict p,
-                         tile_fetch *fetch)
+                         const char *const *row, float *restrict block, int32_t t, int32_t head_dim, float *restrict p)
 {
     vec acc[TOKENS(1)][MOST_ROWS];
 #pragma GCC unroll 16
@@ -111,14 +107,8 @@ TILE_INLINE void dots_at(const int32_t rows, const int32_t tokens, const source 
     block += t * head_dim;
     int32_t d = 0;
     for (; from == FROM_BF16 && d + 2 * LANES <= head_dim; d += 2 * LANES) {
-        tile_fetch_step(fetch);
         add_dots(rows, tokens, from, EVEN, q, near, block, d, head_dim, acc);
         add_dots(rows, tokens, from, ODD, q, near, block, d + LANES, head_dim, acc);
-    }
-    for (; from != FROM_BF16 && d + 2 * LANES <= head_dim; d += 2 * LANES) {
-        tile_fetch_step(fetch);
-        add_dots(rows, tokens, from, IN_ORDER, q, near, block, d, head_dim, acc);
-        add_dots(rows, tokens, from, IN_ORDER, q, near, block, d + LANES, head_dim, acc);
     }
     for (; d < head_dim; d += LANES)
         add_dots(rows, tokens, from, IN_ORDER, q, near, block, d, head_dim, acc);
@@ -145,12 +135,14 @@ TILE_INLINE void dots_of(const int32_t rows, const source from, const float *q, 
                          int32_t n, int32_t head_dim, float *p, tile_fetch *fetch)
 {
     int32_t t = 0;
-    for (; t + TOKENS(rows) <= n; t += TOKENS(rows))
-        dots_at(rows, TOKENS(rows), from, q, row, block, t, head_dim, p, fetch);
+    for (; t + TOKENS(rows) <= n; t += TOKENS(rows)) {
+        tile_fetch_step(fetch);
+        dots_at(rows, TOKENS(rows), from, q, row, block, t, head_dim, p);
+    }
     for (; TOKENS(rows) > 2 && t + 2 <= n; t += 2)
-        dots_at(rows, 2, from, q, row, block, t, head_dim, p, fetch);
+        dots_at(rows, 2, from, q, row, block, t, head_dim, p);
     for (; t < n; t++)
-        dots_at(rows, 1, from, q, row, block, t, head_dim, p, fetch);
+        dots_at(rows, 1, from, q, row, block, t, head_dim, p);
 }
 
 /* ---- P.V --------------------------------------------------------------------------------------------- */
@@ -158,7 +150,7 @@ TILE_INLINE void dots_of(const int32_t rows, const source from, const float *q, 
 /* acc[r] = acc[r] * alpha[r] + sum over n tokens of p[t][r] v[t], for `chunks` vectors from d on. */
 TILE_INLINE void weigh_at(const int32_t rows, const int32_t chunks, const source from, const float *restrict p,
                           const char *const *row, float *restrict block, int32_t n, int32_t d, int32_t head_dim,
-                          const float *restrict alpha, float *restrict acc, tile_fetch *fetch)
+                          const float *restrict alpha, float *restrict acc)
 {
     vec sum[MOST_ROWS][CHUNKS(1)];
 #pragma GCC unroll 4
@@ -167,8 +159,6 @@ TILE_INLINE void weigh_at(const int32_t rows, const int32_t chunks, const source
         for (int32_t c = 0; c < chunks; c++)
             sum[r][c] = (vec){ 0 };
     for (int32_t t = 0; t < n; t++) {
-        if (t % WEIGH_STEP == 0)
-            tile_fetch_step(fetch);
         vec v[CHUNKS(1)];
 #pragma GCC unroll 16
         for (int32_t c = 0; c < chunks; c++) {
@@ -199,12 +189,14 @@ TILE_INLINE void weigh_of(const int32_t rows, const source from, const float *p,
 {
     const int32_t step = CHUNKS(rows) * LANES;
     int32_t d = 0;
-    for (; d + step <= head_dim; d += step)
-        weigh_at(rows, CHUNKS(rows), from, p, row, block, n, d, head_dim, alpha, acc, fetch);
+    for (; d + step <= head_dim; d += step) {
+        tile_fetch_step(fetch);
+        weigh_at(rows, CHUNKS(rows), from, p, row, block, n, d, head_dim, alpha, acc);
+    }
     for (; d + 2 * LANES <= head_dim; d += 2 * LANES)
-        weigh_at(rows, 2, from, p, row, block, n, d, head_dim, alpha, acc, fetch);
+        weigh_at(rows, 2, from, p, row, block, n, d, head_dim, alpha, acc);
     for (; d < head_dim; d += LANES)
-        weigh_at(rows, 1, from, p, row, block, n, d, head_dim, alpha, acc, fetch);
+        weigh_at(rows, 1, from, p, row, block, n, d, head_dim, alpha, acc);
 }
 
 /* ---- Passes ------------------------------------------------------------------------------------------ */
@@ -281,8 +273,7 @@ static int32_t steps_of(const ekv_cpu_tile *tile)
     int32_t steps = 0;
     for (int32_t r = 0, step; r < tile->rows; r += step) {
         step = pass_rows(tile->rows, r);
-        steps += EKV_TILE_BLOCK / TOKENS(step) * (tile->head_dim / (2 * LANES)) +
-                 EKV_TILE_BLOCK / WEIGH_STEP * (tile->head_dim / (CHUNKS(step) * LANES));
+        steps += EKV_TILE_BLOCK / TOKENS(step) + tile->head_dim / (CHUNKS(step) * LANES);
     }
     return steps;
 }

@@ -72,48 +72,39 @@ static inline void tile_shift_rows(const tile_rows *from, int64_t k_bytes, int64
 /* A walk over the rows of a block, all heads, as they lie in memory, so that what it begins the hardware's prefetchers
  * go on with. */
 typedef struct tile_fetch {
-    const char *at;         /* next line */
-    int32_t left;           /* lines of its row from there on; 0: nothing is left at all */
-    int32_t at_once;        /* lines */
     const tile_rows *rows;  /* of the first head */
     int64_t k_head, v_head; /* bytes from head to head */
-    int32_t row_lines, heads;
+    int32_t row_bytes, heads;
     bool heads_first; /* heads of a token are next to each other, else tokens of a head */
     bool v;           /* K is through */
     int32_t token, head;
+    int32_t at_once; /* rows; 0 once all is fetched */
 } tile_fetch;
 
-static inline void tile_fetch_row(tile_fetch *f)
-{
-    f->at = f->v ? f->rows->v[f->token] + f->head * f->v_head : f->rows->k[f->token] + f->head * f->k_head;
-    f->left = f->row_lines;
-}
-
-static inline void tile_fetch_next_row(tile_fetch *f)
+static inline void tile_fetch_next(tile_fetch *f)
 {
     int32_t *inner = f->heads_first ? &f->head : &f->token, *outer = f->heads_first ? &f->token : &f->head;
     const int32_t inner_end = f->heads_first ? f->heads : f->rows->n;
     const int32_t outer_end = f->heads_first ? f->rows->n : f->heads;
-    if (++*inner == inner_end) {
-        *inner = 0;
-        if (++*outer == outer_end) {
-            *outer = 0;
-            if (f->v)
-                return;
-            f->v = true;
-        }
-    }
-    tile_fetch_row(f);
+    if (++*inner < inner_end)
+        return;
+    *inner = 0;
+    if (++*outer < outer_end)
+        return;
+    *outer = 0;
+    f->at_once = f->v ? 0 : f->at_once;
+    f->v = true;
 }
 
 /* Called evenly throughout a unit: loads in flight are few, and a burst of them would hold up the computation. */
-TILE_INLINE void tile_fetch_step(tile_fetch *f)
+static inline void tile_fetch_step(tile_fetch *f)
 {
-    for (int32_t i = 0; i < f->at_once && f->left; i++) {
-        __builtin_prefetch(f->at, 0, 3);
-        f->at += CACHE_LINE;
-        if (--f->left == 0)
-            tile_fetch_next_row(f);
+    for (int32_t i = 0; i < f->at_once; i++) {
+        const char *row =
+            f->v ? f->rows->v[f->token] + f->head * f->v_head : f->rows->k[f->token] + f->head * f->k_head;
+        for (int32_t at = 0; at < f->row_bytes; at += CACHE_LINE)
+            __builtin_prefetch(row + at, 0, 3);
+        tile_fetch_next(f);
     }
 }
 
@@ -158,7 +149,6 @@ static inline void tile_for_units(const ekv_cpu_tile *tile, tile_unit *unit, int
     const int64_t size = ekv_dtype_size(tile->kv_dtype);
     const int64_t k_head = tile->k_stride_head * size, v_head = tile->v_stride_head * size;
     const int32_t row_bytes = (int32_t)(tile->head_dim * size);
-    const int32_t lines = (row_bytes + CACHE_LINE - 1) / CACHE_LINE;
     const int64_t k_token = tile->k_stride_token * size;
     tile_rows blocks[2], unit_rows;
     tile_begin(tile);
@@ -169,12 +159,10 @@ static inline void tile_for_units(const ekv_cpu_tile *tile, tile_unit *unit, int
         tile_fetch fetch = { .rows = next,
                              .k_head = k_head,
                              .v_head = v_head,
-                             .row_lines = lines,
+                             .row_bytes = row_bytes,
                              .heads = tile->heads,
                              .heads_first = k_head < k_token,
-                             .at_once = (2 * next->n * lines + steps - 1) / steps };
-        if (next->n > 0)
-            tile_fetch_row(&fetch);
+                             .at_once = (2 * next->n + steps - 1) / steps };
         for (int32_t h = 0; h < tile->heads; h++) {
             tile_shift_rows(&blocks[i], h * k_head, h * v_head, &unit_rows);
             unit(tile, h, &unit_rows, &fetch);

@@ -24,10 +24,10 @@ TILE_INLINE panel panel_splat(float value)
 }
 
 /* 2^x for x <= 0 in each lane, within 2^-23 relatively; 2^0 is 1, from -150 down it is 0, and NaN stays NaN.
- * Below -126 results are subnormal, with half of the smallest one as a further error: a weight must not stop falling, since the
- * value that it weighs may be as large as 10^38. x = n + f with |f| <= 1/2; the polynomial is 1 at 0 and within 2.0e-9
- * of 2^f, relatively (fitted to the smallest maximum by iteratively reweighted least squares, coefficients then
- * rounded). */
+ * Below -126 results are subnormal, with half of the smallest one as a further error: a weight must not stop falling,
+ * since the value that it weighs may be as large as 10^38. x = n + f with |f| <= 1/2; the polynomial is 1 at 0 and
+ * within 2.0e-9 of 2^f, relatively (fitted to the smallest maximum by iteratively reweighted least squares,
+ * coefficients then rounded). */
 TILE_INLINE panel panel_exp2(panel x)
 {
     const panel round = panel_splat(0x1.8p23f); /* adding it leaves an integer in the low bits of the significand */
