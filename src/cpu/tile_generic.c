@@ -12,18 +12,28 @@ typedef int32_t ipanel __attribute__((vector_size(32)));
 #define panel_fma(a, b, c) ((a) * (b) + (c))
 #define panel_max(a, b) ((panel)((((a) > (b)) & (ipanel)(a)) | (~((a) > (b)) & (ipanel)(b))))
 
+typedef uint32_t words __attribute__((vector_size(16)));
+typedef uint16_t halves __attribute__((vector_size(8)));
+
+static inline words load_halves(const uint16_t *from)
+{
+    halves value;
+    memcpy(&value, from, sizeof value);
+    return __builtin_convertvector(value, words);
+}
+
+/* ekv_f16_to_f32 (base/half.h) in each lane. */
 static inline vec vec_from_f16(const uint16_t *from)
 {
-    return (vec){ ekv_f16_to_f32(from[0]), ekv_f16_to_f32(from[1]), ekv_f16_to_f32(from[2]), ekv_f16_to_f32(from[3]) };
+    const words bits = load_halves(from), magnitude = bits & 0x7FFFu;
+    const words value = (words)((vec)(magnitude << 13) * 0x1p112f);
+    return (vec)((bits & 0x8000u) << 16 | value | ((words)(magnitude >= 0x7C00u) & 0x7F800000u));
 }
 
 static inline vec vec_from_bf16(const uint16_t *from)
 {
-    return (vec){ ekv_bf16_to_f32(from[0]), ekv_bf16_to_f32(from[1]), ekv_bf16_to_f32(from[2]),
-                  ekv_bf16_to_f32(from[3]) };
+    return (vec)(load_halves(from) << 16);
 }
-
-typedef uint32_t words __attribute__((vector_size(16)));
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first of two bf16 is the low half of a word");
 
