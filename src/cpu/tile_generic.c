@@ -13,11 +13,11 @@ typedef int32_t ipanel __attribute__((vector_size(32)));
 #define panel_max(a, b) ((panel)((((a) > (b)) & (ipanel)(a)) | (~((a) > (b)) & (ipanel)(b))))
 
 typedef uint32_t words __attribute__((vector_size(16)));
-typedef uint16_t halves __attribute__((vector_size(8)));
+typedef uint16_t half_words __attribute__((vector_size(8)));
 
 static inline words load_halves(const uint16_t *from)
 {
-    halves value;
+    half_words value;
     memcpy(&value, from, sizeof value);
     return __builtin_convertvector(value, words);
 }
