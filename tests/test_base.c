@@ -5,6 +5,7 @@
 #include "base/status.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -125,12 +126,90 @@ static void pool_runs_each_thread_once(void **state)
     }
 }
 
+/* Work of a shared run: units from a counter, as a decode takes them. */
+typedef struct shared_work {
+    atomic_int next, done, inside;
+    int units;
+} shared_work;
+
+static void take_units(void *argument, int32_t thread)
+{
+    (void)thread;
+    shared_work *work = argument;
+    atomic_fetch_add(&work->inside, 1);
+    while (atomic_fetch_add(&work->next, 1) < work->units)
+        atomic_fetch_add(&work->done, 1);
+    atomic_fetch_sub(&work->inside, 1);
+}
+
+/* When a shared run returns all units are done and no thread is left in it, however few units there are; the memory of
+ * the work is gone then.  Runs of all threads in between are still once on each. */
+static void pool_shares_work(void **state)
+{
+    (void)state;
+    for (int32_t threads = 1; threads <= 16; threads += 3) {
+        ekv_context_options options = EKV_CONTEXT_OPTIONS_INIT;
+        options.num_threads = threads;
+        ekv_context *context;
+        assert_int_equal(ekv_context_create(&options, &context), EKV_OK);
+        atomic_int counts[16] = { 0 };
+        for (int run = 0; run < 500; run++) {
+            shared_work work = { .units = run % 40 };
+            ekv_pool_share(context->pool, take_units, &work);
+            assert_int_equal(work.done, work.units);
+            assert_int_equal(work.inside, 0);
+            if (run % 5 == 0)
+                ekv_pool_run(context->pool, add_one, counts);
+            memset(&work, 0xFF, sizeof work); /* a thread that came too late would find nonsense */
+        }
+        for (int32_t i = 0; i < 16; i++)
+            assert_int_equal(counts[i], i < threads ? 100 : 0);
+        ekv_context_free(context);
+    }
+}
+
+static void *share_often(void *argument)
+{
+    ekv_pool *pool = argument;
+    for (int run = 0; run < 300; run++) {
+        shared_work work = { .units = 7 };
+        ekv_pool_share(pool, take_units, &work);
+        if (work.done != 7 || work.inside)
+            return pool;
+    }
+    return NULL;
+}
+
+static void callers_of_one_pool_take_turns(void **state)
+{
+    (void)state;
+    enum { CALLERS = 4 };
+    ekv_context_options options = EKV_CONTEXT_OPTIONS_INIT;
+    options.num_threads = 3;
+    ekv_context *context;
+    pthread_t callers[CALLERS];
+    assert_int_equal(ekv_context_create(&options, &context), EKV_OK);
+    for (int i = 0; i < CALLERS; i++)
+        assert_int_equal(pthread_create(&callers[i], NULL, share_often, context->pool), 0);
+    for (int i = 0; i < CALLERS; i++) {
+        void *failed;
+        assert_int_equal(pthread_join(callers[i], &failed), 0);
+        assert_null(failed);
+    }
+    ekv_context_free(context);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_half_survives_a_round_trip),     cmocka_unit_test(f16_rounds_to_nearest_even),
-        cmocka_unit_test(statuses_have_names_and_texts),        cmocka_unit_test(contexts_refuse_bad_options),
-        cmocka_unit_test(results_go_to_structs_of_any_version), cmocka_unit_test(pool_runs_each_thread_once),
+        cmocka_unit_test(every_half_survives_a_round_trip),
+        cmocka_unit_test(f16_rounds_to_nearest_even),
+        cmocka_unit_test(statuses_have_names_and_texts),
+        cmocka_unit_test(contexts_refuse_bad_options),
+        cmocka_unit_test(results_go_to_structs_of_any_version),
+        cmocka_unit_test(pool_runs_each_thread_once),
+        cmocka_unit_test(pool_shares_work),
+        cmocka_unit_test(callers_of_one_pool_take_turns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

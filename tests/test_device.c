@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/pool.h"
 #include "evenkv/evenkv.h"
 
 #include <setjmp.h>
@@ -9,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -110,8 +110,8 @@ static void the_cpu_has_the_threads_of_a_default_context(void **state)
     ekv_device d = EKV_DEVICE_INIT;
     unsetenv("EKV_NUM_THREADS");
     assert_int_equal(ekv_device_find("cpu", &d), EKV_OK);
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    assert_int_equal(d.num_sms, online < 1024 ? online : 1024);
+    const int32_t cpus = ekv_num_cpus();
+    assert_int_equal(d.num_sms, cpus < 1024 ? cpus : 1024);
     assert_int_equal(d.sm_arch, 0);
     assert_int_equal(d.ctas_per_sm, 1);
     setenv("EKV_NUM_THREADS", "7", 1);

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench.h"
 
-#include "base/context.h"
-
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,9 +36,7 @@ extern const char bench_commit[]; /* cmake/commit.cmake */
     X(flush, true, "%s", row->execution->flush)                            \
     X(device, true, "%s", row->device)                                     \
     X(driver, true, "%s", row->execution->driver)                          \
-    X(commit, true, "%s", bench_commit)                                    \
-    X(cpu_threads, false, "%d", cpu_threads(row))                          \
-    X(read_us, false, "%.2f", row->read->us)
+    X(commit, true, "%s", bench_commit)
 
 double bench_share_of_read(const bench_row *row)
 {
@@ -50,13 +46,6 @@ double bench_share_of_read(const bench_row *row)
 static double kv_gb_per_s(const bench_row *row)
 {
     return (double)row->execution->kv_bytes / row->times.median_us / 1e3;
-}
-
-/* 0 on a GPU. */
-static int32_t cpu_threads(const bench_row *row)
-{
-    const cli_state *cli = row->execution->cli;
-    return cli->options.backend == EKV_BACKEND_CPU ? cli->context->options.num_threads : 0;
 }
 
 static const char *hot_name(const bench_row *row)
@@ -127,6 +116,7 @@ void bench_print_json(cli_text *text, const bench_row *row)
     free(value.data);
     json_string(object, "planned_on", row->plan->options.on_device ? "device" : "host");
     json_int(object, "repeat", row->times.count);
+    json_real(object, "read_us", row->read->us);
     json_string(object, "read_shape", row->read->shape);
     json_int(object, "read_bytes", row->execution->bytes);
     json_int(object, "num_tiles", row->plan->num_tiles);

@@ -39,9 +39,13 @@ ekv_status cli_backend_choose(cli_state *cli)
     options->plan.cuda = options->backend == EKV_BACKEND_CUDA;
     if (options->plan.cuda && !cuda)
         return ekv_fail(EKV_ERROR_BACKEND_UNAVAILABLE, "no CUDA backend: %s", cli->context->cuda_missing);
+    if (options->plan.cuda && options->kernel >= EKV_KERNEL_GENERIC)
+        return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "that --kernel goes with --backend cpu only"));
     if (options->plan.cuda)
         return EKV_OK;
-    const char *given = options->graph            ? "--graph"
+    const bool own = options->kernel == EKV_KERNEL_AUTO || options->kernel >= EKV_KERNEL_GENERIC;
+    const char *given = !own                      ? "--kernel mma and simt"
+                        : options->graph          ? "--graph"
                         : options->plan.on_device ? "--on-device"
                         : options->timeline       ? "--timeline"
                                                   : NULL;

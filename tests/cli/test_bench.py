@@ -11,7 +11,7 @@ from evenkv_cli import ROOT, TOOL, CliTest
 
 COLUMNS = ("planner,dist,batch,total_tokens,page_size,q_heads,kv_heads,head_dim,dtype,median_us,min_us,p95_us,"
            "kv_gb_per_s,share_of_read,plan_us,max_rel_err,backend,kernel,dispatch,hot,layout,flush,device,driver,"
-           "commit,cpu_threads,read_us").split(",")
+           "commit").split(",")
 SMALL = "--q-heads 4 --kv-heads 2 --head-dim 64 --backend cpu --repeat 2 --no-flush"
 
 
@@ -33,10 +33,10 @@ class BenchTest(CliTest):
 
     def test_columns(self):
         [row] = self.rows("--planners fa3 --dists skew80 --batches 8 --tokens 1600 --page-size 8 --dtype fp16",
-                          "--layout hnd --hot last --device h200")
+                          "--layout hnd --hot last --device h200 --kernel generic")
         self.assertEqual([row[key] for key in COLUMNS[:9]], ["fa3", "skew80", "8", "1600", "8", "4", "2", "64", "fp16"])
         self.assertEqual([row[key] for key in COLUMNS[16:24]],
-                         ["cpu", "cpu", "queue", "last", "hnd", "none", "h200", "none"])
+                         ["cpu", "generic", "queue", "last", "hnd", "none", "h200", "none"])
         self.assertRegex(row["commit"], r"\A[0-9a-f]{7,}(-dirty)?\Z|\Aunknown\Z")
         self.assertLessEqual(float(row["min_us"]), float(row["median_us"]))
         self.assertLessEqual(float(row["median_us"]), float(row["p95_us"]))
