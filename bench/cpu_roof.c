@@ -14,6 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
 enum { ROUNDS = 15, BYTES = 256 << 20, LINE = 64, CHAINS = 12, STEPS = 1 << 20, MAX_LANES = 16 };
 
@@ -45,25 +48,30 @@ static void read_part(void *argument, int32_t thread)
     memcpy(r->sums[thread], &sum, sizeof sum);
 }
 
-/* STEPS steps of CHAINS independent chains. */
-#define DEFINE_FMA(name, target_isa, lanes)                                                                      \
-    __attribute__((target(target_isa))) static void name(float *sums)                                            \
-    {                                                                                                            \
-        typedef float vec __attribute__((vector_size(4 * lanes)));                                               \
-        vec chain[CHAINS], factor = { 0 };                                                                       \
-        for (int i = 0; i < CHAINS; i++)                                                                         \
-            chain[i] = factor + (float)i;                                                                        \
-        factor += sums[0] + 0.5f;                                                                                \
-        for (int step = 0; step < STEPS; step++)                                                                 \
-            _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS;                                                 \
-                                          i++) __asm__("vfmadd231ps %1, %1, %0" : "+v"(chain[i]) : "v"(factor)); \
-        for (int i = 1; i < CHAINS; i++)                                                                         \
-            chain[0] += chain[i];                                                                                \
-        memcpy(sums, &chain[0], sizeof chain[0]);                                                                \
-    }
 #ifdef __x86_64__
-DEFINE_FMA(fma_avx2, "avx2,fma", 8)
-DEFINE_FMA(fma_avx512, "avx512f", 16)
+/* STEPS steps of CHAINS independent chains, in registers. */
+#define DEFINE_FMA(name, isa, vec, fmadd, set1, store)         \
+    __attribute__((target(isa))) static void name(float *sums) \
+    {                                                          \
+        vec chain[CHAINS];                                     \
+        const vec factor = set1(0.5f);                         \
+        for (int i = 0; i < CHAINS; i++)                       \
+            chain[i] = set1((float)i);                         \
+        for (int step = 0; step < STEPS; step++)               \
+            REPEAT_12(chain, fmadd, factor);                   \
+        for (int i = 1; i < CHAINS; i++)                       \
+            chain[0] += chain[i];                              \
+        store(sums, chain[0]);                                 \
+    }
+#define ONE(chain, fmadd, factor, i) chain[i] = fmadd(chain[i], factor, factor)
+#define REPEAT_4(chain, fmadd, factor, i)                                                             \
+    ONE(chain, fmadd, factor, i), ONE(chain, fmadd, factor, i + 1), ONE(chain, fmadd, factor, i + 2), \
+        ONE(chain, fmadd, factor, i + 3)
+#define REPEAT_12(chain, fmadd, factor) \
+    REPEAT_4(chain, fmadd, factor, 0), REPEAT_4(chain, fmadd, factor, 4), REPEAT_4(chain, fmadd, factor, 8)
+
+DEFINE_FMA(fma_avx2, "avx2,fma", __m256, _mm256_fmadd_ps, _mm256_set1_ps, _mm256_storeu_ps)
+DEFINE_FMA(fma_avx512, "avx512f", __m512, _mm512_fmadd_ps, _mm512_set1_ps, _mm512_storeu_ps)
 #endif
 
 static void fma_part(void *argument, int32_t thread)
