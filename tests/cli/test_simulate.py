@@ -5,7 +5,7 @@ import xml.etree.ElementTree as xml
 
 from evenkv_cli import DATA, SKEW80, CliTest
 
-TOY = f"--device {DATA / 'toy.device'}"
+TOY = "--device tests/data/toy.device"
 KEYS = ("planner,system,device,projected,batch,total_tokens,q_heads,kv_heads,head_dim,page_size,dtype,dispatch,num_sms,"
         "slots_per_sm,num_ctas,num_tiles,time_us,launch_us,merge_us,sm_busy_share,tail_us,tail_tile,tail_request,"
         "tail_cause,kv_gb_per_s,imbalance,kv_bytes,q_bytes,o_bytes,partial_bytes,table_bytes").split(",")
