@@ -23,7 +23,6 @@ typedef struct sweep {
     bench_cells list;
     bench_sim_rows rows;
     ekv_timeline timeline;
-    FILE *csv;
 } sweep;
 
 /* ---- Presets ----------------------------------------------------------------------------------------- */
@@ -271,21 +270,16 @@ static ekv_status read_options(sweep *s)
         return status;
     if (cli->options.plot && (status = bench_try_plot(cli->options.plot)))
         return status;
-    s->csv = cli->options.csv ? fopen(cli->options.csv, "wb") : NULL;
-    return cli->options.csv && !s->csv ? cli_fail_file(EKV_ERROR_IO, "write to", cli->options.csv) : EKV_OK;
+    return EKV_OK;
 }
 
-static ekv_status write_csv(sweep *s)
+static void write_csv(sweep *s)
 {
-    if (!s->csv)
-        return EKV_OK;
     cli_text text = { 0 };
+    if (!s->cli->options.csv)
+        return;
     print_csv(s, &text);
-    const bool written = fwrite(text.data, 1, text.size, s->csv) == text.size;
-    const bool closed = !fclose(s->csv);
-    s->csv = NULL;
-    free(text.data);
-    return written && closed ? EKV_OK : cli_fail_file(EKV_ERROR_IO, "write to", s->cli->options.csv);
+    cli_write_later(s->cli, s->cli->options.csv, &text);
 }
 
 static ekv_status run(sweep *s)
@@ -293,8 +287,9 @@ static ekv_status run(sweep *s)
     const cli_options *options = &s->cli->options;
     ekv_status status;
     s->rows = (bench_sim_rows){ .cli = s->cli, .device = &s->workload.device, .shape = &s->workload.shape };
-    if ((status = read_options(s)) || (status = simulate_all(s)) || (status = write_csv(s)))
+    if ((status = read_options(s)) || (status = simulate_all(s)))
         return status;
+    write_csv(s);
     const bool linear = options->preset == CLI_PRESET_LINEARITY;
     for (int64_t i = 0; options->json && i < s->rows.count; i++)
         print_json(s, &s->rows.rows[i]);
@@ -311,8 +306,6 @@ ekv_status bench_sim_run(cli_state *cli)
 {
     sweep s = { .cli = cli, .timeline.context = cli->context };
     ekv_status status = run(&s);
-    if (s.csv)
-        fclose(s.csv);
     ekv_timeline_clear(&s.timeline);
     free(s.rows.rows);
     bench_cells_free(&s.list);

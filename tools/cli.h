@@ -29,15 +29,34 @@ typedef struct cli_command {
     ekv_status (*run)(cli_state *cli);
 } cli_command;
 
+/* A file that the command writes when it has succeeded. */
+typedef struct cli_file {
+    const char *path;
+    cli_text text;
+    char *temporary; /* written beside its place; NULL: not yet */
+} cli_file;
+
+enum { CLI_MAX_FILES = 4 };
+
 struct cli_state {
     const cli_command *command;
     cli_options options;
     ekv_context *context;
     cli_text out;
+    cli_file files[CLI_MAX_FILES];
+    int num_files;
     int exit_code; /* of a failure, CLI_FAILURE or CLI_USAGE; a command that succeeds may set it too */
 };
 
 enum { CLI_FAILURE = 1, CLI_USAGE = 2 };
+
+/* ---- Output (output.c) ------------------------------------------------------------------------------- */
+
+/* Takes the text over.  path stays the caller's until the end. */
+void cli_write_later(cli_state *cli, const char *path, cli_text *text);
+/* stdout or --output, and all files: on an error every file is as it was. */
+ekv_status cli_write_all(cli_state *cli);
+void cli_files_free(cli_state *cli);
 
 /* Where the command line itself is at fault: remembers the exit code and passes the status on, as in
  * `return cli_usage(cli, ekv_fail(...))`. */

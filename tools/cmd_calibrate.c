@@ -342,13 +342,9 @@ static ekv_status save(calibration *c)
     for (int32_t s = 0; s < EKV_NUM_SYSTEMS; s++)
         if (c->fitted[s])
             print_system(c, &saved, s);
-    FILE *file = fopen(cli->options.save, "wb");
-    const bool written = file && fwrite(saved.data, 1, saved.size, file) == saved.size;
-    if (!file || (fclose(file) != 0) || !written)
-        status = cli_fail_file(EKV_ERROR_IO, "write to", cli->options.save);
-    free(saved.data);
+    cli_write_later(cli, cli->options.save, &saved);
     free(read);
-    return status;
+    return EKV_OK;
 }
 
 /* ---- The command ------------------------------------------------------------------------------------- */
@@ -366,7 +362,7 @@ static ekv_status calibrate(calibration *c)
         (status = cli_device_read(cli, "h200", &c->workload.device)) ||
         (cli->options.kv_lens && (status = cli_kv_lens_read(cli, &c->workload.lengths))) ||
         (status = cli_measured_read(cli, cli->options.from, c->workload.lengths, &c->measured)) ||
-        (status = plan_rows(c)))
+        (status = plan_rows(c)) || (cli->options.plot && (status = bench_try_plot(cli->options.plot))))
         return status;
     for (int32_t s = 0; s < EKV_NUM_SYSTEMS; s++)
         if ((status = fit_system(c, (ekv_system)s)))

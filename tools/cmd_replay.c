@@ -254,25 +254,20 @@ static void print_json(const replay_state *r)
 
 /* ---- Files ------------------------------------------------------------------------------------------- */
 
-static ekv_status write_worst(const replay_state *r, const char *path)
+static void write_worst(const replay_state *r, const char *path)
 {
-    FILE *file = fopen(path, "wb");
-    if (!file)
-        return cli_fail_file(EKV_ERROR_IO, "write to", path);
+    cli_text text = { 0 };
     for (int32_t i = 0; i < r->workload.num_planners; i++) {
         const replay_result *p = &r->results[i];
         if (p->status || !p->worst_batch)
             continue;
-        fprintf(file, "# %s: step %" PRId64 " of replica %d, %.1f us of attention in %d layers\n", p->planner,
-                p->worst_step, p->worst_replica, p->attention.largest, r->server.layers);
+        cli_print(&text, "# %s: step %" PRId64 " of replica %d, %.1f us of attention in %d layers\n", p->planner,
+                  p->worst_step, p->worst_replica, p->attention.largest, r->server.layers);
         for (int32_t b = 0; b < p->worst_batch; b++)
-            fprintf(file, "%s%d", b ? "," : "", p->worst_kv_len[b]);
-        fprintf(file, "\n");
+            cli_print(&text, "%s%d", b ? "," : "", p->worst_kv_len[b]);
+        cli_print(&text, "\n");
     }
-    const bool failed = ferror(file);
-    if (fclose(file) || failed)
-        return cli_fail_file(EKV_ERROR_IO, "write to", path);
-    return EKV_OK;
+    cli_write_later(r->cli, path, &text);
 }
 
 static void add_curve(cli_panels *panels, const char *panel, const char *planner, const replay_values *values)
@@ -321,8 +316,8 @@ static ekv_status replay(replay_state *r)
         print_json(r);
     else
         print_text(r);
-    if (options->worst && (status = write_worst(r, options->worst)))
-        return status;
+    if (options->worst)
+        write_worst(r, options->worst);
     return options->plot ? plot(r, options->plot) : EKV_OK;
 }
 

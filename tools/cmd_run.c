@@ -178,7 +178,12 @@ static ekv_status run_batches(run_state *run)
     status = cli_execution_create(cli, &workload->shape, limits, &run->execution);
     for (int64_t i = 0; !status && i < workload->lengths->count; i++)
         status = run_batch(run, i);
-    return status ? status : cli->options.timeline ? cli_timeline_write(&run->timeline, cli->options.timeline) : EKV_OK;
+    if (!status && cli->options.timeline) {
+        cli_text text = { 0 };
+        cli_timeline_write(&run->timeline, &text);
+        cli_write_later(cli, cli->options.timeline, &text);
+    }
+    return status;
 }
 
 static ekv_status run_run(cli_state *cli)

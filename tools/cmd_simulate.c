@@ -149,6 +149,12 @@ static void print_json(sim_state *sim, int64_t index, const simulated *s)
 
 /* ---- Files ------------------------------------------------------------------------------------------- */
 
+/* At most 2^62, which is 146 years. */
+static int64_t nanoseconds(double us)
+{
+    return us * 1e3 < 0x1p62 ? llround(us * 1e3) : INT64_C(1) << 62;
+}
+
 /* A simulated execution as a GPU's clock would have recorded it. */
 static void add_trace(sim_state *sim, int64_t index, const simulated *s)
 {
@@ -159,8 +165,8 @@ static void add_trace(sim_state *sim, int64_t index, const simulated *s)
         ekv_timeline_event event;
         if (ekv_timeline_event_get(s->timeline, i, &event))
             continue;
-        recorded.stamps[event.tile] = (ekv_stamp){ .start_ns = llround(event.start_us * 1e3),
-                                                   .stop_ns = llround(event.stop_us * 1e3),
+        recorded.stamps[event.tile] = (ekv_stamp){ .start_ns = nanoseconds(event.start_us),
+                                                   .stop_ns = nanoseconds(event.stop_us),
                                                    .index = (int32_t)event.tile,
                                                    .sm = event.sm,
                                                    .cta = event.sm + event.slot * s->info.num_sms,
@@ -168,15 +174,6 @@ static void add_trace(sim_state *sim, int64_t index, const simulated *s)
     }
     cli_timeline_add(&sim->trace, plan, index, &recorded);
     free(recorded.stamps);
-}
-
-static ekv_status write_text(const cli_text *text, const char *path)
-{
-    FILE *file = fopen(path, "wb");
-    const bool written = file && fwrite(text->data, 1, text->size, file) == text->size;
-    if (!file || fclose(file) || !written)
-        return cli_fail_file(EKV_ERROR_IO, "write to", path);
-    return EKV_OK;
 }
 
 /* ---- The command ------------------------------------------------------------------------------------- */
@@ -257,10 +254,13 @@ static ekv_status simulate_run(cli_state *cli)
             cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "--gantt draws one batch; there are %" PRId64, count));
     for (int64_t i = 0; i < count && !status; i++)
         status = simulate_batch(&sim, i);
-    if (!status && cli->options.timeline)
-        status = cli_timeline_write(&sim.trace, cli->options.timeline);
+    if (!status && cli->options.timeline) {
+        cli_text text = { 0 };
+        cli_timeline_write(&sim.trace, &text);
+        cli_write_later(cli, cli->options.timeline, &text);
+    }
     if (!status && cli->options.gantt)
-        status = write_text(&sim.gantt, cli->options.gantt);
+        cli_write_later(cli, cli->options.gantt, &sim.gantt);
     cli_timeline_free(&sim.trace);
     free(sim.gantt.data);
     cli_workload_free(&sim.workload);

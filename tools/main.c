@@ -60,23 +60,7 @@ static void print_command_help(cli_text *text, const cli_command *command)
     cli_options_help(text, command->groups);
 }
 
-/* ---- Output ------------------------------------------------------------------------------------------ */
-
-static ekv_status write_output(const cli_state *cli)
-{
-    const cli_text *text = &cli->out;
-    const char *path = cli->options.output, *name = path ? path : "stdout";
-    FILE *file = path ? fopen(path, "wb") : stdout;
-    if (!file)
-        return cli_fail_file(EKV_ERROR_IO, "write to", name);
-    errno = 0;
-    ekv_status status = EKV_OK;
-    if ((text->size && fwrite(text->data, 1, text->size, file) != text->size) || fflush(file))
-        status = cli_fail_file(EKV_ERROR_IO, "write to", name);
-    if (path && fclose(file) && !status)
-        status = cli_fail_file(EKV_ERROR_IO, "write to", name);
-    return status;
-}
+/* ---- Standard files ---------------------------------------------------------------------------------- */
 
 /* A closed stdout must stay an error of writing: without this the next file opened would take its place. */
 static void keep_standard_files(void)
@@ -84,7 +68,8 @@ static void keep_standard_files(void)
     for (int file = STDIN_FILENO; file <= STDERR_FILENO; file++)
         if (fcntl(file, F_GETFD) < 0 && errno == EBADF)
             open("/dev/null", O_RDONLY); /* takes the lowest free number, which is this one */
-    signal(SIGPIPE, SIG_IGN);            /* a reader that went away is an error of writing too */
+    signal(SIGPIPE, SIG_IGN);            /* a reader that went away is an error of writing too, ... */
+    signal(SIGXFSZ, SIG_IGN);            /* ... and so is a limit on the size of files */
 }
 
 /* ---- Commands ---------------------------------------------------------------------------------------- */
@@ -176,12 +161,13 @@ int main(int count, char **arguments)
     cli_state cli = { 0 };
     ekv_status status = dispatch(&cli, count, arguments);
     if (!status)
-        status = write_output(&cli);
+        status = cli_write_all(&cli);
     if (status) {
         print_error(status);
         if (!cli.exit_code)
             cli.exit_code = CLI_FAILURE;
     }
+    cli_files_free(&cli);
     free(cli.out.data);
     return cli.exit_code;
 }

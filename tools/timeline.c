@@ -174,19 +174,11 @@ void cli_timeline_add(cli_timeline *timeline, const ekv_plan *plan, int64_t batc
     free((void *)stamps);
 }
 
-ekv_status cli_timeline_write(const cli_timeline *timeline, const char *path)
+void cli_timeline_write(const cli_timeline *timeline, cli_text *text)
 {
-    FILE *file = fopen(path, "wb");
-    if (!file)
-        return cli_fail_file(EKV_ERROR_IO, "write to", path);
-    fputs("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n", file);
-    if (timeline->events.size)
-        fwrite(timeline->events.data, 1, timeline->events.size, file);
-    fputs("\n]}\n", file);
-    const bool failed = ferror(file);
-    if (fclose(file) || failed)
-        return cli_fail_file(EKV_ERROR_IO, "write to", path);
-    return EKV_OK;
+    cli_print(text, "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n");
+    cli_append(text, timeline->events.data, timeline->events.size);
+    cli_print(text, "\n]}\n");
 }
 
 void cli_timeline_free(cli_timeline *timeline)

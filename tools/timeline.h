@@ -15,8 +15,8 @@ typedef struct cli_timeline {
 
 /* recorded: of a decode of the plan; batch: which of several, from 0. */
 void cli_timeline_add(cli_timeline *timeline, const ekv_plan *plan, int64_t batch, const ekv_cuda_timeline *recorded);
-/* Errors: IO. */
-ekv_status cli_timeline_write(const cli_timeline *timeline, const char *path);
+/* The whole JSON. */
+void cli_timeline_write(const cli_timeline *timeline, cli_text *text);
 void cli_timeline_free(cli_timeline *timeline);
 
 #endif

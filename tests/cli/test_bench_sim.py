@@ -10,6 +10,14 @@ TOY = f"--device {DATA / 'toy.device'}"
 
 
 class BenchSimTest(CliTest):
+    def test_a_sweep_that_fails_leaves_the_csv_alone(self):
+        kept = self.file("kept.csv", "kept")
+        result = self.tool("bench --sim --batches 8 --tokens 8192 --planners flashinfer-cuda-core --device a100 --csv",
+                           kept)
+        self.assertEqual(result.returncode, 1)
+        with open(kept) as file:
+            self.assertEqual(file.read(), "kept")
+
     def test_csv_has_the_columns_of_measured_rows(self):
         path = self.file("out.csv", "")
         self.succeed("bench --sim --dists uniform,skew80 --batches 4,16 --tokens 8192,16384 --planners fa3,even --csv",

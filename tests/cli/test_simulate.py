@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import os
+import pathlib
+import subprocess
 import unittest
 import xml.etree.ElementTree as xml
 
-from evenkv_cli import DATA, SKEW80, CliTest
+from evenkv_cli import DATA, ROOT, SKEW80, TOOL, CliTest
 
 TOY = "--device tests/data/toy.device"
 KEYS = ("planner,system,device,projected,batch,total_tokens,q_heads,kv_heads,head_dim,page_size,dtype,dispatch,num_sms,"
@@ -22,6 +25,25 @@ class SimulateTest(CliTest):
 
     def test_golden_one(self):
         self.golden("simulate-one.txt", self.succeed("simulate --batch 9 --tokens 30000 --planner fa3", TOY))
+
+    def test_files_are_written_all_or_none(self):
+        line = "simulate --batch 8 --tokens 8192 --no-picture"
+        kept = self.file("kept.json", "kept")
+        missing = os.path.join(self.folder.name, "no", "such.svg")
+        self.refuse(1, "EKV_ERROR_IO", missing, f"{line} --planner fa3 --timeline {kept} --gantt {missing}")
+        self.refuse(1, "EKV_ERROR_IO", missing, f"{line} --timeline {kept} --output {missing}")
+        self.refuse(1, "EKV_ERROR_IO", "/dev/full", f"{line} --timeline {kept} --output /dev/full")
+        with open("/dev/full", "w") as full:
+            result = subprocess.run([TOOL, *f"{line} --timeline {kept}".split()], stdout=full, stderr=subprocess.PIPE,
+                                    text=True, cwd=ROOT, timeout=120)
+        self.check_error(result, 1, "EKV_ERROR_IO", "stdout")
+        self.assertEqual(os.listdir(self.folder.name), ["kept.json"])
+        self.assertEqual(pathlib.Path(kept).read_text(), "kept")
+        link = os.path.join(self.folder.name, "link")
+        os.symlink(kept, link)
+        self.succeed(f"{line} --timeline {link}")
+        self.assertTrue(os.path.islink(link))
+        self.assertIn("traceEvents", json.loads(pathlib.Path(kept).read_text()))
 
     def test_json(self):
         [fa3, even] = self.objects("simulate", SKEW80)
