@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -75,17 +74,10 @@ static ekv_cuda_timeline make_stamps(const ekv_plan *plan)
 
 static cJSON *write_and_parse(const cli_timeline *timeline)
 {
-    char path[] = "/tmp/evenkv-timeline-XXXXXX";
-    const int file = mkstemp(path);
-    assert_true(file >= 0);
-    close(file);
-    assert_int_equal(cli_timeline_write(timeline, path), EKV_OK);
-    char *text;
-    size_t size;
-    assert_int_equal(cli_read_file(path, 1 << 24, &text, &size), EKV_OK);
-    unlink(path);
-    cJSON *trace = cJSON_Parse(text);
-    free(text);
+    cli_text text = { 0 };
+    cli_timeline_write(timeline, &text);
+    cJSON *trace = cJSON_ParseWithLength(text.data, text.size);
+    free(text.data);
     assert_non_null(trace);
     return trace;
 }
@@ -200,16 +192,15 @@ static void test_trace(void **state)
     ekv_context_free(context);
 }
 
-static void test_errors(void **state)
+static void test_no_decode_at_all(void **state)
 {
     (void)state;
     const cli_timeline timeline = { 0 };
-    cJSON_Delete(write_and_parse(&timeline)); /* no decode at all is legal */
-    assert_int_equal(cli_timeline_write(&timeline, "/no/such/folder/file"), EKV_ERROR_IO);
+    cJSON_Delete(write_and_parse(&timeline));
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_trace), cmocka_unit_test(test_errors) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_trace), cmocka_unit_test(test_no_decode_at_all) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -71,15 +71,24 @@ static int32_t *movers_of(const ekv_sim_loop *loop, int32_t sm)
     return loop->movers + (int64_t)sm * loop->num_classes;
 }
 
-/* The mover of the SM that is done first; on ties the one that began to move first. */
-static int32_t first_mover(const ekv_sim_loop *loop, int32_t sm)
+/* Movers are in the order in which they are done; on ties in that in which they began. */
+static void add_mover(ekv_sim_loop *loop, int32_t sm, int32_t slot)
 {
-    const int32_t *movers = movers_of(loop, sm);
-    int32_t first = 0;
-    for (int32_t i = 1; i < loop->sm[sm].movers; i++)
-        if (loop->slots[movers[i]].finish < loop->slots[movers[first]].finish)
-            first = i;
-    return first;
+    int32_t *movers = movers_of(loop, sm);
+    const double finish = loop->slots[slot].finish;
+    int32_t place = loop->sm[sm].movers++;
+    for (; place > 0 && loop->slots[movers[place - 1]].finish > finish; place--)
+        movers[place] = movers[place - 1];
+    movers[place] = slot;
+}
+
+static int32_t take_first_mover(ekv_sim_loop *loop, int32_t sm)
+{
+    int32_t *movers = movers_of(loop, sm);
+    const int32_t slot = movers[0], left = --loop->sm[sm].movers;
+    for (int32_t i = 0; i < left; i++)
+        movers[i] = movers[i + 1];
+    return slot;
 }
 
 /* Takes the SM out of its class, with `served` up to now. */
@@ -102,7 +111,7 @@ static void enter_class(ekv_sim_loop *loop, int32_t sm)
     if (!s->movers)
         return;
     ekv_sim_class *class = &loop->classes[s->movers];
-    const int32_t slot = movers_of(loop, sm)[first_mover(loop, sm)];
+    const int32_t slot = movers_of(loop, sm)[0];
     s->mark = class->served;
     loop->occupied |= 1ull << (s->movers - 1);
     loop->moving += s->movers;
@@ -119,7 +128,7 @@ static void begin_move(ekv_sim_loop *loop, int32_t slot)
     if (!s->movers)
         s->served = 0; /* nobody counts on it: keep numbers small, so that sums stay exact */
     loop->slots[slot].finish = s->served + (double)ekv_sim_bytes_sum(bytes);
-    movers_of(loop, sm)[s->movers++] = slot;
+    add_mover(loop, sm, slot);
     enter_class(loop, sm);
     loop->bytes.kv += bytes.kv;
     loop->bytes.q += bytes.q;
@@ -302,11 +311,7 @@ static int32_t first_to_move(const ekv_sim_loop *loop, double *wait)
 static void end_move(ekv_sim_loop *loop, int32_t sm)
 {
     leave_class(loop, sm);
-    int32_t *movers = movers_of(loop, sm);
-    const int32_t first = first_mover(loop, sm), slot = movers[first];
-    const int32_t left = --loop->sm[sm].movers;
-    for (int32_t i = first; i < left; i++)
-        movers[i] = movers[i + 1];
+    const int32_t slot = take_first_mover(loop, sm);
     loop->sm[sm].served = loop->slots[slot].finish;
     enter_class(loop, sm);
     end_tile(loop, slot);

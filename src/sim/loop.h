@@ -62,7 +62,7 @@ typedef struct ekv_sim_loop {
     ekv_sim_sm *sm;         /* [sms] */
     uint64_t occupied;      /* bit c - 1: class c has SMs */
     ekv_sim_class *classes; /* [num_classes + 1], by movers; class 0 is idle */
-    int32_t *movers;        /* [sms][num_classes], slots that move, the first sm.movers */
+    int32_t *movers;        /* [sms][num_classes], slots that move, the first sm.movers, in the order of their end */
     int32_t leaves;         /* the least power of two that is not less than sms */
     int64_t moving;         /* movers of all SMs */
     double *keys;           /* [num_classes][2 * leaves] */
