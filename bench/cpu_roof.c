@@ -9,11 +9,11 @@
  *       in fp32 arithmetic can be no faster, whatever the memory; so with 16-bit K and V often not at the read rate. */
 #include "base/context.h"
 #include "base/number.h"
+#include "timing.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
@@ -26,13 +26,6 @@ typedef struct roof {
     void (*fma)(float *sums);
     float sums[1024][MAX_LANES * 4]; /* [thread]: so that nothing is left out */
 } roof;
-
-static double now_s(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
 
 static void read_part(void *argument, int32_t thread)
 {
@@ -82,9 +75,9 @@ static void fma_part(void *argument, int32_t thread)
 
 static double rate(roof *r, void (*work)(void *, int32_t), double amount)
 {
-    const double start = now_s();
+    const double start = now_us();
     ekv_pool_run(r->pool, work, r);
-    return amount / (now_s() - start) / 1e9;
+    return amount / (now_us() - start) / 1e3;
 }
 
 static void measure(roof *r, int32_t lanes, int32_t group)

@@ -7,29 +7,14 @@
  * exponential around 1,000 tokens, seed 1, each request one token longer at each update, as decode grows them.  Each
  * figure is of ROUNDS updates; the planners of a batch take turns, so that a disturbance falls on all. */
 #include "base/number.h"
-#include "base/rng.h"
 #include "evenkv/evenkv.h"
+#include "timing.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-enum { ROUNDS = 101, MAX_PLANNERS = 32, MEAN_TOKENS = 1000, GROUP = 8 };
-
-static double now_us(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec * 1e6 + (double)time.tv_nsec * 1e-3;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
+enum { ROUNDS = 101, MAX_PLANNERS = 32, GROUP = 8 };
 
 /* Plans the batch with every planner; one that refuses it has NULL and a line on stderr. */
 static void create_plans(ekv_context *context, const ekv_batch *batch, const ekv_device *device, ekv_plan **plans)
@@ -51,9 +36,7 @@ static int time_batch(ekv_context *context, const ekv_device *device, int32_t kv
         fprintf(stderr, "plan_time: no memory for %d lengths\n", batch_size);
         return 1;
     }
-    ekv_rng rng = { 1 };
-    for (int32_t b = 0; b < batch_size; b++)
-        kv_len[b] = 1 + (int32_t)(-MEAN_TOKENS * log(1.0 - ekv_rng_unit(&rng)));
+    fill_lengths(kv_len, batch_size);
     ekv_batch batch = EKV_BATCH_INIT;
     batch.batch_size = batch_size;
     batch.kv_len = kv_len;

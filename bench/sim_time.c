@@ -7,31 +7,16 @@
  * replay` does it for each step.  An H200, 32/4 heads of 128, bf16, pages of 16; lengths exponential around 1,000
  * tokens, seed 1. */
 #include "base/number.h"
-#include "base/rng.h"
 #include "plan/plan.h"
 #include "sim/timeline.h"
+#include "timing.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-enum { ROUNDS = 51, MEAN_TOKENS = 1000 };
-
-static double now_us(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec * 1e6 + (double)time.tv_nsec * 1e-3;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
+enum { ROUNDS = 51 };
 
 static ekv_status time_planner(ekv_context *context, const char *planner, const ekv_batch *batch,
                                const ekv_device *device)
@@ -64,9 +49,7 @@ static int time_batch(ekv_context *context, const ekv_device *device, int32_t ba
         fprintf(stderr, "sim_time: no memory for %d lengths\n", batch_size);
         return 1;
     }
-    ekv_rng rng = { 1 };
-    for (int32_t b = 0; b < batch_size; b++)
-        kv_len[b] = 1 + (int32_t)(-MEAN_TOKENS * log(1.0 - ekv_rng_unit(&rng)));
+    fill_lengths(kv_len, batch_size);
     ekv_batch batch = EKV_BATCH_INIT;
     batch.batch_size = batch_size;
     batch.kv_len = kv_len;

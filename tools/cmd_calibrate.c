@@ -226,18 +226,9 @@ static void print_json(calibration *c)
     json_string(object, "from", c->cli->options.from);
     json_string(object, "device", c->workload.device.name);
     cJSON *systems = json_add_object(object, "systems");
-    for (int32_t s = 0; s < EKV_NUM_SYSTEMS; s++) {
-        const ekv_system_model *m = &c->workload.device.systems[s];
-        if (!c->fitted[s])
-            continue;
-        cJSON *system = json_add_object(systems, ekv_system_name(s));
-        json_real(system, "cta_gb_per_s", m->cta_gb_per_s);
-        json_real(system, "sm_gb_per_s", m->sm_gb_per_s);
-        json_real(system, "total_gb_per_s", m->total_gb_per_s);
-        json_real(system, "tile_us", m->tile_us);
-        json_real(system, "launch_us", m->launch_us);
-        json_real(system, "merge_us", m->merge_us);
-    }
+    for (int32_t s = 0; s < EKV_NUM_SYSTEMS; s++)
+        if (c->fitted[s])
+            json_system(systems, (ekv_system)s, &c->workload.device.systems[s]);
     cJSON *planners = json_add_object(object, "planners");
     for (int32_t p = 0; p < c->workload.num_planners; p++) {
         const errors fitted = errors_of(c, c->workload.planners[p], true);

@@ -34,18 +34,9 @@ static void print_json(cli_text *text, const ekv_device *device, bool this_machi
     json_int(object, "memory_bytes", device->memory_bytes);
     json_bool(object, "projected", device->projected);
     cJSON *systems = json_add_object(object, "systems");
-    for (int32_t s = 0; s < EKV_NUM_SYSTEMS; s++) {
-        const ekv_system_model *model = &device->systems[s];
-        if (model->cta_gb_per_s <= 0) /* nobody measured it */
-            continue;
-        cJSON *system = json_add_object(systems, ekv_system_name(s));
-        json_real(system, "cta_gb_per_s", model->cta_gb_per_s);
-        json_real(system, "sm_gb_per_s", model->sm_gb_per_s);
-        json_real(system, "total_gb_per_s", model->total_gb_per_s);
-        json_real(system, "tile_us", model->tile_us);
-        json_real(system, "launch_us", model->launch_us);
-        json_real(system, "merge_us", model->merge_us);
-    }
+    for (int32_t s = 0; s < EKV_NUM_SYSTEMS; s++)
+        if (device->systems[s].cta_gb_per_s > 0) /* else nobody measured it */
+            json_system(systems, (ekv_system)s, &device->systems[s]);
     json_print(text, object);
 }
 

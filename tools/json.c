@@ -102,3 +102,14 @@ cJSON *json_append_object(cJSON *array)
     cJSON_AddItemToArray(array, object);
     return object;
 }
+
+void json_system(cJSON *object, ekv_system system, const ekv_system_model *model)
+{
+    cJSON *constants = json_add_object(object, ekv_system_name(system));
+    json_real(constants, "cta_gb_per_s", model->cta_gb_per_s);
+    json_real(constants, "sm_gb_per_s", model->sm_gb_per_s);
+    json_real(constants, "total_gb_per_s", model->total_gb_per_s);
+    json_real(constants, "tile_us", model->tile_us);
+    json_real(constants, "launch_us", model->launch_us);
+    json_real(constants, "merge_us", model->merge_us);
+}

@@ -26,6 +26,8 @@ void json_strings(cJSON *object, const char *key, const char *const *values, int
 void json_raw(cJSON *object, const char *key, cli_text *text);
 cJSON *json_add_object(cJSON *object, const char *key);
 cJSON *json_add_array(cJSON *object, const char *key);
+/* A member named as the system, with its constants. */
+void json_system(cJSON *object, ekv_system system, const ekv_system_model *model);
 /* Appends a new object to an array. */
 cJSON *json_append_object(cJSON *array);
 

@@ -6,6 +6,7 @@
 #include "cli.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,15 +55,8 @@ static ekv_status write_beside(cli_file *file)
 {
     struct stat there;
     const bool exists = !stat(file->path, &there);
-    if (exists && !S_ISREG(there.st_mode)) {
-        FILE *stream = fopen(file->path, "wb");
-        if (!stream)
-            return cli_fail_file(EKV_ERROR_IO, "write to", file->path);
-        ekv_status status = write_stream(&file->text, stream, file->path);
-        if (fclose(stream) && !status)
-            status = cli_fail_file(EKV_ERROR_IO, "write to", file->path);
-        return status;
-    }
+    if (exists && !S_ISREG(there.st_mode))
+        return write_descriptor(&file->text, open(file->path, O_WRONLY), file->path);
     if (exists && access(file->path, W_OK))
         return cli_fail_file(EKV_ERROR_IO, "write to", file->path);
     char *resolved = exists ? realpath(file->path, NULL) : NULL; /* a link stays one */

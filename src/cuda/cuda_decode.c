@@ -84,15 +84,14 @@ static bool fits_sm(const ekv_plan *plan, int32_t ctas, int32_t warps, int32_t s
     return false;
 }
 
-/* As many warps a head as fit, powers of two, while the plan's resident CTAs still fit an SM; where even one warp a
- * head is too much for that, as many CTAs as fit. */
+/* As many warps a head as fit, powers of two, while the plan's resident CTAs still fit an SM, rather with fewer
+ * stages than with fewer warps; where even one warp a head is too much for that, as many CTAs as fit. */
 static ekv_status shape_mma(const ekv_plan *plan, ekv_cuda_shape *shape)
 {
     const ekv_cuda_plan *p = plan->cuda;
     for (int32_t ctas = plan->resident_ctas; ctas >= 1; ctas--)
         for (int32_t per_head = p->most_warps_per_head; per_head >= 1; per_head /= 2)
-            for (int32_t stages = ekv_mma_stages(ctas); stages >= 1;
-                 stages--) /* rather fewer stages than fewer warps */
+            for (int32_t stages = ekv_mma_stages(ctas); stages >= 1; stages--)
                 if (fits_sm(plan, ctas, per_head * p->tile_heads, stages, shape)) {
                     shape->warps_per_head = per_head;
                     return EKV_OK;

@@ -86,7 +86,7 @@ typedef struct ekv_kernel_params {
     int32_t query_heads_tiled; /* 1: a tile's head is a query head (GQA not packed) */
     int32_t slot_rows;         /* simt: rows of a partial slot */
     int32_t merge_heads;       /* heads a merge, the same for all */
-    int32_t stages;            /* mma: of a warp's ring, 2 to 4 */
+    int32_t stages;            /* mma: of a warp's ring, 1 to 4 */
     int32_t round_tokens;      /* mma: of a round, at most (mma_scout.cuh) */
     int32_t warps_per_head;    /* mma: warps that share a head's tokens */
     int32_t pages_aligned;     /* 1: 16 | page_size and every tile begins at a multiple of 16 */
