@@ -14,7 +14,7 @@ CTEST_FLAGS ?=
 build:
 	@scripts/install-deps build
 	cmake --preset release
-	cmake --build --preset release --parallel $(JOBS) --target libevenkv.so evenkv_tool
+	cmake --build --preset release --parallel $(JOBS) --target libevenkv.so libevenkv_python.so evenkv_tool
 
 # What the planners do with batches drawn from a real trace, executed and checked on this CPU.
 demo: build

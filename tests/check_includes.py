@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks over all #include lines that dependencies point one way:
-base <- plan <- {cpu, cuda, sim} <- trace <- api <- {tools, bench, tests}."""
+base <- plan <- {cpu, cuda, sim} <- trace <- api <- {tools, bench, tests, python}."""
 
 import pathlib
 import re
@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 ALLOWED = {
     "include": set(),
     "examples": set(),
+    "python": set(),
     "src/base": {"base"},
     "src/plan": {"base", "plan"},
     "src/cpu": {"base", "plan", "cpu"},
@@ -62,7 +63,7 @@ def breach(path, quote, name):
 
 def main():
     breaches = files = 0
-    for top in ("include", "src", "tools", "bench", "fuzz", "tests", "examples"):
+    for top in ("include", "src", "tools", "bench", "fuzz", "tests", "examples", "python"):
         for path in sorted((ROOT / top).rglob("*")):
             if path.suffix not in (".c", ".h", ".cu", ".cuh", ".cpp"):
                 continue

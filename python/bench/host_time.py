@@ -2,14 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time that one decode call takes on the host, from Python, in us.
 
-    python/bench/host_time.py [--device cuda|cpu] [--csv FILE]
+    python/bench/host_time.py [--device cuda|cpu] [--csv FILE] [--at-most US]
 
 Calls come in rounds of 50, which fit the launch queue; the GPU is idle before each, and its work is not waited for
-within it.  One small batch, so that the GPU is not what limits.  Rows: the operator itself (evenkv::decode_out, the
-low-level registration), the functions over it, and for comparison torch's scaled_dot_product_attention."""
+within it.  One small batch, so that the GPU is not what limits.  Rows: the operators themselves (evenkv::decode_out and
+evenkv::decode, the low-level registration), the functions over them, and for comparison torch's
+scaled_dot_product_attention.  Columns: the whole call; the same with a function that does nothing in the place of
+ekv_decode, which is what Python, torch's dispatcher and this package take; and that without libevenkv_python.so, as with
+torch before 2.10.
+
+--at-most US    exit status 1 if evenkv::decode_out takes longer, all in all"""
 
 import argparse
 import csv
+import ctypes
 import statistics
 import sys
 import time
@@ -20,7 +26,7 @@ import evenkv
 import evenkv.flash_attn
 import evenkv.flashinfer
 import evenkv.torch
-from evenkv import _torch_ops
+from evenkv import _calls, _torch_ops
 
 ROUNDS, CALLS = 200, 50
 
@@ -68,24 +74,46 @@ def calls(device):
     ]
 
 
+def nothing():
+    """Address of a C function to stand for ekv_decode: fegetround reads no argument, and returns 0 by default."""
+    return ctypes.cast(ctypes.CDLL("libm.so.6").fegetround, ctypes.c_void_p).value
+
+
+def columns():
+    """(name, functions of _calls) of each way to measure."""
+    found = {"call": (_calls.describe, _calls.launch)}
+    if _calls.NATIVE:
+        found["without_ekv_decode"] = _calls.load_native(nothing())
+    return found | {"without_ekv_decode_in_python": _calls.load_python(nothing())}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--csv", help="write the rows there too")
+    parser.add_argument("--csv", metavar="FILE", help="write the rows there too")
+    parser.add_argument("--at-most", type=float, metavar="US")
     arguments = parser.parse_args()
     synchronize = torch.cuda.synchronize if arguments.device == "cuda" else lambda: None
-    rows = []
+    ways, rows = columns(), []
+    print(f"{'':50}" + "".join(f"{name:>30}" for name in ways))
     with torch.inference_mode():
         for name, call in calls(arguments.device):
-            median, low = measure(call, synchronize)
-            rows.append({"call": name, "median_us": f"{median:.2f}", "p10_us": f"{low:.2f}", "device": arguments.device,
-                         "torch": torch.__version__, "python": sys.version.split()[0]})
-            print(f"{name:40} {median:8.2f} us, 10th percentile {low:.2f}")
+            row = {"call": name}
+            for column, (_calls.describe, _calls.launch) in ways.items():
+                median, low = measure(call, synchronize)
+                row |= {f"{column}_us": f"{median:.2f}", f"{column}_p10_us": f"{low:.2f}"}
+            rows.append(row | {"device": arguments.device, "torch": torch.__version__,
+                               "python": sys.version.split()[0]})
+            print(f"{name:36} {'median (p10)':13}" + "".join(
+                f"{row[f'{c}_us']:>21} ({row[f'{c}_p10_us']:>6})" for c in ways), flush=True)
     if arguments.csv:
         with open(arguments.csv, "w", newline="") as file:
             writer = csv.DictWriter(file, rows[0], lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
+    took = float(rows[0]["call_us"])
+    if arguments.at_most and took > arguments.at_most:
+        sys.exit(f"{rows[0]['call']} takes {took} us on the host; at most {arguments.at_most} us are wanted")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ import pathlib
 import threading
 import weakref
 
-from . import _abi, errors
+from . import _abi, _cuda, errors
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 _TREE = _PACKAGE.parents[1]  # of a checkout, used through PYTHONPATH=python
+FOLDERS = (_PACKAGE / "lib", _TREE / "build" / "release")  # where libraries are
 
 
 def find(name, variable, *places):
@@ -24,10 +25,9 @@ def find(name, variable, *places):
 
 
 def _load():
-    path = find("libevenkv.so", "EVENKV_LIBRARY", _PACKAGE / "lib" / "libevenkv.so",
-                _TREE / "build" / "release" / "libevenkv.so")
+    path = find("libevenkv.so", "EVENKV_LIBRARY", *(folder / "libevenkv.so" for folder in FOLDERS))
     if not path:
-        raise ImportError(f"libevenkv.so is neither in {_PACKAGE / 'lib'} nor in a build of this tree; "
+        raise ImportError(f"libevenkv.so is neither in {FOLDERS[0]} nor in a build of this tree; "
                           "`pip install .` or `make build` makes it, and EVENKV_LIBRARY names another one")
     library = ctypes.CDLL(str(path))
     _abi.declare(library)
@@ -76,6 +76,11 @@ os.register_at_fork(after_in_child=_forget_contexts)
 # ---- Plans ---------------------------------------------------------------------------------------------------------
 
 
+def _free_of_gpu(handle):
+    with _cuda.allocation_allowed():
+        lib.ekv_plan_free(handle)
+
+
 class Plan:
     """Owns an ekv_plan.  By one thread at a time, which `lock` is for."""
 
@@ -85,7 +90,7 @@ class Plan:
         check(lib.ekv_plan_create(context_handle, planner.encode(), batch, device, options, made))
         self.handle = made.value
         self.lock = threading.Lock()
-        self._free = weakref.finalize(self, lib.ekv_plan_free, self.handle)
+        self._free = weakref.finalize(self, _free_of_gpu if options.cuda else lib.ekv_plan_free, self.handle)
         self._free.atexit = False  # the driver may be gone by then, and the process gives all back
 
     def workspace_size(self, backend):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The custom operators evenkv::decode, evenkv::decode_out and evenkv::merge_states, by the low-level registration
+"""The custom operators evenkv::decode, decode_lse, decode_out and merge_states, by the low-level registration
 (torch.library.Library): a call then costs the dispatcher and this file, no checks of torch's own.
 
-What a call needs beyond its pointers follows from shapes, strides, dtypes and options alone.  It is worked out once
-for each such signature and kept (_Signature); a call looks it up, sets the pointers and enters ekv_decode.  Plans
-belong to signatures: on a GPU one for each stream (an ekv_plan has one copy of its records, so its decodes have to be
-ordered) and one more for all captures of graphs; on the CPU one.  All plans of CUDA tensors whose lengths live on the
-GPU are made there (on_device), so nothing waits and nothing is read back."""
+What a call needs beyond its addresses follows from shapes, strides, dtypes and options alone.  It is worked out once
+for each such signature and kept (_Signature); a call looks it up and enters ekv_decode.  Plans belong to signatures:
+on a GPU one for each stream (an ekv_plan has one copy of its records, so its decodes have to be ordered) and one more
+for all captures of graphs; on the CPU one.  All plans of CUDA tensors whose lengths live on the GPU are made there
+(on_device), so nothing waits and nothing is read back."""
 
 import contextlib
 import ctypes
@@ -19,16 +19,12 @@ import weakref
 
 import torch
 
-from . import _abi, errors
+from . import _abi, _calls, _cuda, errors
 from ._library import HOST, Plan, check, context, lib
 
 _current_device = torch._C._cuda_getDevice if torch.cuda.is_available() else None
 _current_stream = torch._C._cuda_getCurrentRawStream if torch.cuda.is_available() else None
 _is_capturing = torch._C._cuda_isCurrentStreamCapturing if torch.cuda.is_available() else None
-
-# ekv_decode by plain addresses, which ctypes passes in half the time of structs.
-_ekv_decode = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4, ctypes.c_size_t)(
-    ctypes.cast(lib.ekv_decode, ctypes.c_void_p).value)
 
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _ALIGN = 256  # of a workspace, evenkv.h
@@ -83,7 +79,6 @@ class Options(typing.NamedTuple):
     lse_base: str = "e"  # e or 2
     max_seq_len: int = 0  # an upper bound of the lengths; 0: from the page table
     sm_margin: int = 0
-    return_lse: bool = False
     owner: int = 0  # plans of an owner are its own; 0: nobody's
     replan: bool = True  # on the GPU; False: the lengths are those of the last call with this owner
 
@@ -93,9 +88,8 @@ class Options(typing.NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _parse(text):
-    planner, layout, lse_base, max_seq_len, sm_margin, return_lse, owner, replan = text.split(" ")
-    return Options(planner, layout, lse_base, int(max_seq_len), int(sm_margin), return_lse == "True", int(owner),
-                   replan == "True")
+    planner, layout, lse_base, max_seq_len, sm_margin, owner, replan = text.split(" ")
+    return Options(planner, layout, lse_base, int(max_seq_len), int(sm_margin), int(owner), replan == "True")
 
 
 class _Signature:
@@ -108,7 +102,8 @@ class _Signature:
         self.batch_size = self.batch.batch_size
         self.on_gpu = q.device.type == "cuda"
         self.on_device = self.on_gpu and seq_lens.device.type == "cuda"
-        self.device = q.device
+        self.device, self.index = q.device, q.device.index
+        self.csr = indices is not None
         self._check_outputs(q, out, lse)
         _check_ints("seq_lens", seq_lens, (self.batch_size,), {q.device, torch.device("cpu")})
         width = self._read_table(table, indices, table_rows)
@@ -203,29 +198,15 @@ def _device_of(handle):
     return device
 
 
-@contextlib.contextmanager
-def _allocation_allowed(capturing):
-    """Memory allocation would invalidate a capture unless the thread's capture mode is relaxed for it."""
-    if not capturing:
-        yield
-        return
-    mode = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
-    exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
-    exchange(ctypes.byref(mode))
-    try:
-        yield
-    finally:
-        exchange(ctypes.byref(mode))
-
-
 def _create_plan(signature, lengths):
     """lengths: ctypes array of the batch's lengths or bounds."""
-    handle = context(signature.device.index if signature.on_gpu else HOST)
+    handle = context(signature.index if signature.on_gpu else HOST)
     options = _abi.PlanOptions(sm_margin=signature.options.sm_margin, cuda=signature.on_gpu,
                                on_device=signature.on_device, table_width=signature.options.max_seq_len)
     signature.batch.kv_len = ctypes.addressof(lengths)
     try:
-        return Plan(signature.options.planner, signature.batch, _device_of(handle), options, handle)
+        with _cuda.allocation_allowed() if signature.on_gpu else contextlib.nullcontext():
+            return Plan(signature.options.planner, signature.batch, _device_of(handle), options, handle)
     finally:
         signature.batch.kv_len = None
 
@@ -244,15 +225,28 @@ class _Entry:
         self.options = _abi.DecodeOptions(backend=backend, lse_base=base, stream=stream or None)
         self.tensors_address, self.options_address = map(ctypes.addressof, (self.tensors, self.options))
         self.planned = False  # on the GPU: the plan's records are those of some lengths
+        self.replan, self.csr = signature.options.replan, signature.csr
         self.plan, self.lock, self.handle = plan, plan.lock, plan.handle
         self.size = plan.workspace_size(backend)
+        self.workspace = None  # address of the plan's own, taken at the first use
+
+    def own_workspace(self, device):
+        """The address of memory that lives as long as the plan: its stream or the lock orders the uses."""
+        if self.plan.workspace is None:
+            if device.type == "cuda":
+                memory = _cuda.Memory(self.size, device.index, torch.cuda.empty_cache)
+                self.plan.workspace = memory, memory.address
+            else:
+                self.plan.workspace = _new_workspace(self.size, device)
+        self.workspace = self.plan.workspace[1]
+        return self.workspace
 
 
 def _shared_plan(key, make):
     plan = _plans.get(key)
     if plan is None:
         plan = _plans[key] = make()
-        plan.workspace, plan.workspace_address = None, 0  # kept where a stream or the lock orders its uses
+        plan.workspace = None  # (what owns it, its address)
     return plan
 
 
@@ -262,8 +256,7 @@ def _add_entry(signature, place, stream, make):
     with _table_lock:
         entry = signature.entries.get(place)
         if entry is None:
-            with _allocation_allowed(place is _CAPTURE):
-                plan = _shared_plan((signature.plan_key, place), make)
+            plan = _shared_plan((signature.plan_key, place), make)
             entry = signature.entries[place] = _Entry(signature, plan, stream)
             if place is _CAPTURE and plan not in _captured:
                 _captured.append(plan)
@@ -324,58 +317,31 @@ def _new_workspace(size, device):
     return memory, -(-memory.data_ptr() // _ALIGN) * _ALIGN
 
 
-def _run(entry, q, k_cache, v_cache, lens_address, table, indices, table_rows, workspace, out, lse, keep):
-    """Under the plan's lock.  keep: with the plan's own workspace, since its stream or the lock orders the uses; else
-    with memory of torch's allocator anew (in a capture: from the pool of the graph)."""
-    tensors = entry.tensors
-    tensors.q = q.data_ptr()
-    tensors.k = k_cache.data_ptr()
-    tensors.v = v_cache.data_ptr()
-    tensors.o = out.data_ptr()
-    tensors.kv_len = lens_address
-    if lse is not None:
-        tensors.lse = lse.data_ptr()
-    if indices is None:  # a table without entries is not read
-        tensors.block_table = table.data_ptr() or tensors.q
-        if table_rows is not None:
-            tensors.block_table_rows = table_rows.data_ptr()
-    else:
-        tensors.page_indptr = table.data_ptr()
-        tensors.page_indices = indices.data_ptr() or tensors.page_indptr
-    if workspace is not None:
-        address = _given_workspace(workspace, entry.size, q.device)
-    elif keep:
-        plan = entry.plan
-        if plan.workspace is None:
-            plan.workspace, plan.workspace_address = _new_workspace(entry.size, q.device)
-        address = plan.workspace_address
-    else:
-        workspace, address = _new_workspace(entry.size, q.device)
-    status = _ekv_decode(entry.handle, entry.tensors_address, entry.options_address, address, entry.size)
-    if status:
-        _fail(status)
-
-
 def _host_plan(signature, seq_lens):
     """Made on the host from these lengths.  seq_lens: contiguous, on the CPU."""
     lengths = (ctypes.c_int32 * signature.batch_size).from_address(seq_lens.data_ptr())
     return _create_plan(signature, lengths)
 
 
-def _decode_by_host_plan(signature, stream, q, k_cache, v_cache, seq_lens, *others):
+def _decode_by_host_plan(signature, stream, addresses, seq_lens, workspace):
     entry = signature.entries.get(stream)
     if entry is None:
         entry = _add_entry(signature, stream, stream, lambda: _host_plan(signature, seq_lens))
     with entry.lock:
         status = lib.ekv_plan_update(entry.handle, seq_lens.data_ptr(), signature.batch_size)
         if not status:
-            _run(entry, q, k_cache, v_cache, None, *others, True)
+            memory = (entry.workspace or entry.own_workspace(signature.device) if workspace is None else
+                      _given_workspace(workspace, entry.size, signature.device))
+            status = _calls.launch(entry.handle, entry.tensors_address, entry.options_address, memory, entry.size,
+                                   addresses, False, entry.csr)
+            if status:
+                _fail(status)
     if status == _abi.STATUSES["EKV_ERROR_CAPACITY"]:  # even-invariant has room for a number of tokens
         with _table_lock:
             _plans.pop((signature.plan_key, stream), None)
             signature.entries.pop(stream, None)
         _add_entry(signature, stream, stream, lambda: _host_plan(signature, seq_lens))
-        _decode_by_host_plan(signature, stream, q, k_cache, v_cache, seq_lens, *others)
+        _decode_by_host_plan(signature, stream, addresses, seq_lens, workspace)
     elif status:
         _fail(status)
 
@@ -388,53 +354,56 @@ def _check_table_on_cpu(table, indices, table_rows):
         raise errors.InvalidArgument(f"table_rows has {largest}; block_table has {table.shape[0]} rows")
 
 
-def _decode_cuda(signature, q, k_cache, v_cache, seq_lens, *others):
-    index = signature.device.index
-    if _current_device() != index:
-        with torch.cuda.device(index):
-            return _decode_cuda(signature, q, k_cache, v_cache, seq_lens, *others)
-    stream = _current_stream(index)
+def _decode_cuda(signature, addresses, seq_lens, workspace):
+    """With the signature's device current."""
+    stream = _current_stream(signature.index)
     capturing = _is_capturing()
     if not signature.on_device:
         if capturing:
             raise errors.Unsupported("seq_lens is on the CPU while a CUDA graph is captured; lengths have to be on "
                                      f"{signature.device} then, with planner even, even-invariant or fa3")
-        return _decode_by_host_plan(signature, stream, q, k_cache, v_cache, seq_lens, *others)
-    place = _CAPTURE if capturing else stream
-    entry = signature.entries.get(place)
+        return _decode_by_host_plan(signature, stream, addresses, seq_lens, workspace)
+    entry = signature.entries.get(_CAPTURE if capturing else stream)
     if entry is None:
-        entry = _add_entry(signature, place, stream, lambda: _create_plan(signature, _bounds(signature)))
-    # A graph has to plan in itself: what was planned outside of it is gone when it is replayed.
-    lengths = seq_lens.data_ptr() if capturing or signature.options.replan or not entry.planned else None
+        entry = _add_entry(signature, _CAPTURE if capturing else stream, stream,
+                           lambda: _create_plan(signature, _bounds(signature)))
     with entry.lock:
-        if capturing:
+        if workspace is not None:
+            memory = _given_workspace(workspace, entry.size, signature.device)
+        elif capturing:  # from the graph's pool, which is free for what follows in the graph after this call
+            workspace, memory = _new_workspace(entry.size, signature.device)
             entry.options.stream = stream or None
-        _run(entry, q, k_cache, v_cache, lengths, *others, not capturing)
+        else:
+            memory = entry.workspace or entry.own_workspace(signature.device)
+        # A graph has to plan in itself: what was planned outside of it is gone when it is replayed.
+        status = _calls.launch(entry.handle, entry.tensors_address, entry.options_address, memory, entry.size,
+                               addresses, capturing or entry.replan or not entry.planned, entry.csr)
+        if status:
+            _fail(status)
         entry.planned = True
 
 
 def _decode(q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace, out, lse, scale, options):
-    key = (q.shape, q.stride(), q.dtype, q.get_device(), k_cache.shape, k_cache.stride(), k_cache.dtype,
-           k_cache.get_device(), v_cache.shape, v_cache.stride(), v_cache.dtype, v_cache.get_device(), seq_lens.shape,
-           seq_lens.stride(), seq_lens.dtype, seq_lens.get_device(), table.shape, table.stride(), table.dtype,
-           table.get_device(),
-           None if indices is None else (indices.shape, indices.stride(), indices.dtype, indices.get_device()),
-           None if table_rows is None else (table_rows.shape, table_rows.stride(), table_rows.dtype,
-                                            table_rows.get_device()),
-           out.shape, out.stride(), out.dtype, out.get_device(),
-           None if lse is None else (lse.shape, lse.stride(), lse.dtype, lse.get_device()), scale, options)
+    try:
+        what, addresses = _calls.describe(q, k_cache, v_cache, seq_lens, table, indices, table_rows, out, lse)
+    except Exception:  # a tensor without strides, say, which _Signature refuses by name
+        _Signature(q, k_cache, v_cache, seq_lens, table, indices, table_rows, out, lse, scale, options)
+        raise
+    key = (what, scale, options)
     signature = _signatures.get(key)
     if signature is None:
         signature = _Signature(q, k_cache, v_cache, seq_lens, table, indices, table_rows, out, lse, scale, options)
         _remember(key, signature)
     if not signature.batch_size:
         return
-    if signature.on_gpu:
-        _decode_cuda(signature, q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace, out, lse)
-    else:
+    if not signature.on_gpu:
         _check_table_on_cpu(table, indices, table_rows)
-        _decode_by_host_plan(signature, 0, q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace, out,
-                             lse)
+        _decode_by_host_plan(signature, 0, addresses, seq_lens, workspace)
+    elif _current_device() == signature.index:
+        _decode_cuda(signature, addresses, seq_lens, workspace)
+    else:
+        with torch.cuda.device(signature.index):
+            _decode_cuda(signature, addresses, seq_lens, workspace)
 
 
 # ---- Registration --------------------------------------------------------------------------------------------------
@@ -443,28 +412,40 @@ _library = torch.library.Library("evenkv", "DEF")
 _INPUTS = ("Tensor q, Tensor k_cache, Tensor v_cache, Tensor seq_lens, Tensor table, Tensor? indices, "
            "Tensor? table_rows, Tensor? workspace")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
-_library.define(f"decode({_INPUTS}, float scale, str options) -> (Tensor, Tensor)", tags=_TAGS)
+_library.define(f"decode({_INPUTS}, float scale, str options) -> Tensor", tags=_TAGS)
+_library.define(f"decode_lse({_INPUTS}, float scale, str options) -> (Tensor, Tensor)", tags=_TAGS)
 _library.define(f"decode_out({_INPUTS}, Tensor(a!) out, Tensor(b!)? lse, float scale, str options) -> ()", tags=_TAGS)
 _library.define("merge_states(Tensor states, Tensor lse, str lse_base) -> (Tensor, Tensor)", tags=_TAGS)
 
 
-def _new_outputs(q, return_lse):
-    return (torch.empty(q.shape, dtype=q.dtype, device=q.device),
-            torch.empty(q.shape[:2] if return_lse else (0,), dtype=torch.float32, device=q.device))
+def _new_out(q):
+    if q.dim() != 3:
+        _refuse("q", q, "[batch_size, q_heads, head_dim]")
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def _new_lse(q):
+    return torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
 
 
 def _decode_op(q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace, scale, options):
-    if q.dim() != 3:
-        _refuse("q", q, "[batch_size, q_heads, head_dim]")
-    return_lse = _parse(options).return_lse
-    out, lse = _new_outputs(q, return_lse)
-    _decode(q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace, out, lse if return_lse else None,
-            scale, options)
+    out = _new_out(q)
+    _decode(q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace, out, None, scale, options)
+    return out
+
+
+def _decode_lse_op(q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace, scale, options):
+    out, lse = _new_out(q), _new_lse(q)
+    _decode(q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace, out, lse, scale, options)
     return out, lse
 
 
 def _decode_fake(q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace, scale, options):
-    return _new_outputs(q, _parse(options).return_lse)
+    return _new_out(q)
+
+
+def _decode_lse_fake(q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace, scale, options):
+    return _new_out(q), _new_lse(q)
 
 
 def _decode_out_fake(q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace, out, lse, scale, options):
@@ -499,13 +480,16 @@ def _merge_fake(states, lse, lse_base):
 
 for _key in ("CPU", "CUDA"):
     _library.impl("decode", _decode_op, _key)
+    _library.impl("decode_lse", _decode_lse_op, _key)
     _library.impl("decode_out", _decode, _key)
     _library.impl("merge_states", _merge_op, _key)
 torch.library.register_fake("evenkv::decode", _decode_fake, lib=_library)
+torch.library.register_fake("evenkv::decode_lse", _decode_lse_fake, lib=_library)
 torch.library.register_fake("evenkv::decode_out", _decode_out_fake, lib=_library)
 torch.library.register_fake("evenkv::merge_states", _merge_fake, lib=_library)
 
 decode = torch.ops.evenkv.decode.default
+decode_lse = torch.ops.evenkv.decode_lse.default
 decode_out = torch.ops.evenkv.decode_out.default
 merge_states = torch.ops.evenkv.merge_states.default
 

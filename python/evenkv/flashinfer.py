@@ -158,7 +158,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
             k_cache, v_cache = paged_kv_cache
         self._check_shapes(q, k_cache)
         if out is None:
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            out = torch.empty_like(q, memory_format=torch.contiguous_format)
         if lse is None and return_lse:
             lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         indptr, indices, lengths = self._table
@@ -166,7 +166,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         always = self._buffers is not None or torch.compiler.is_compiling()
         stream = None if always or not q.is_cuda else torch._C._cuda_getCurrentRawStream(q.get_device())
         replan = always or stream not in self._planned
-        options = f"{self._planner} {self._layout} 2 0 0 {return_lse} {self._owner} {replan}"  # _torch_ops.Options
+        options = f"{self._planner} {self._layout} 2 0 0 {self._owner} {replan}"  # _torch_ops.Options
         _torch_ops.decode_out(q, k_cache, v_cache, lengths, indptr, indices, None, self._workspace, out, lse,
                               self._scale, options)
         if not always:

@@ -67,12 +67,11 @@ def decode(q, k_cache, v_cache, page_table, seq_lens=None, *, scale=None, out=No
         raise errors.Unsupported("q, k_cache or v_cache requires grad, and there is no backward pass; call decode "
                                  "under torch.no_grad() or torch.inference_mode()")
     inputs = (q, k_cache, v_cache, seq_lens, table, indices, table_rows, workspace)
-    options = f"{planner} {layout} {lse_base} {max_seq_len} {sm_margin} {return_lse} 0 True"  # _torch_ops.Options
+    options = f"{planner} {layout} {lse_base} {max_seq_len} {sm_margin} 0 True"  # _torch_ops.Options
     if out is None and lse is None:
-        result = _torch_ops.decode(*inputs, scale or 0.0, options)
-        return result if return_lse else result[0]
+        return (_torch_ops.decode_lse if return_lse else _torch_ops.decode)(*inputs, scale or 0.0, options)
     if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
     if lse is None and return_lse:
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     _torch_ops.decode_out(*inputs, out, lse, scale or 0.0, options)

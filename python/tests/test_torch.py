@@ -10,7 +10,7 @@ import torch
 import evenkv
 import evenkv.torch
 import reference
-from evenkv import _torch_ops
+from evenkv import _calls, _torch_ops
 
 TYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -239,15 +239,99 @@ def test_refusals_name_the_argument(change, error, text):
     evenkv.torch.decode(**GOOD)
 
 
+# ---- Calls in C and in Python --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["C", "Python"])
+def calls(request, monkeypatch):
+    describe, launch = _calls.load_native() if request.param == "C" else _calls.load_python()
+    monkeypatch.setattr(_calls, "describe", describe)
+    monkeypatch.setattr(_calls, "launch", launch)
+
+
+def test_calls_are_made_in_c():
+    """Wherever torch has the exchange API; this package comes with the C part."""
+    assert _calls.NATIVE == hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_both_ways_agree_with_the_reference(calls, seed):
+    problem = reference.problem(300 + seed)
+    expected, expected_lse = problem.attention()
+    q, k, v, table, lens = tensors(problem)
+    out, lse = evenkv.torch.decode(q, k, v, table, lens, return_lse=True)
+    assert reference.close(out.numpy(), expected, "float32") and reference.close_lse(lse.numpy(), expected_lse)
+    csr = tuple(map(torch.from_numpy, problem.csr))
+    assert torch.equal(evenkv.torch.decode(q, k, v, csr), out)
+    rows = torch.arange(len(q), dtype=torch.int32).flip(0)
+    given = torch.full_like(q, 7)
+    evenkv.torch.decode(q, k, v, table.flip(0), lens, table_rows=rows, out=given)
+    assert torch.equal(given, out)
+
+
+def test_both_ways_take_nothing_for_a_table(calls):
+    q, cache = torch.ones(2, 4, 64), torch.ones(1, 16, 2, 64)
+    for table in (torch.zeros(2, 0, dtype=torch.int32), (ints(0, 0, 0), ints()[:0])):
+        assert torch.all(evenkv.torch.decode(q, cache, cache, table, ints(0, 0)) == 0)
+
+
+def test_both_ways_refuse(calls):
+    with pytest.raises(ValueError, match="q is"):
+        evenkv.torch.decode(**GOOD | dict(q=torch.zeros(*[1] * 11)))
+    with pytest.raises(ValueError, match=r"block_table\[0\]\[0\]|page"):
+        evenkv.torch.decode(**GOOD | dict(page_table=ints(7, 7)[None]))
+    with pytest.raises(RuntimeError):
+        evenkv.torch.decode(**GOOD | dict(q=torch.zeros(1, 4, 64).to_sparse()))
+
+
+@pytest.mark.parametrize("change", [
+    lambda t: t[:1], lambda t: t.double(), lambda t: t.transpose(0, 1), lambda t: t[None], lambda t: None,
+    lambda t: t.view(torch.int32), lambda t: t.bfloat16().repeat_interleave(2, 2)[..., ::2]])  # fmt: skip
+def test_descriptions_tell_tensors_apart(calls, change):
+    tensor, same, others = torch.zeros(3, 4, 8), torch.ones(3, 4, 8), [torch.zeros(1)] * 8
+    what, addresses = _calls.describe(tensor, *others)
+    again, others_addresses = _calls.describe(same, *others)
+    assert what == again and hash(what) == hash(again) and addresses != others_addresses
+    assert _calls.describe(change(tensor), *others)[0] != what
+
+
+def test_addresses_are_those_of_views(calls):
+    whole = torch.zeros(4, 8)
+    kept = [whole[i] for i in range(4)]
+    addresses = _calls.describe(*kept, *[None] * 5)[1]
+    if isinstance(addresses, bytes):
+        addresses = tuple(np.frombuffer(addresses, np.int64).tolist())
+    assert addresses == (*(view.data_ptr() for view in kept), *[0] * 5)
+
+
+def test_c_calls_refuse_what_is_no_tensor():
+    describe, launch = _calls.load_native()
+    with pytest.raises(TypeError, match="9 arguments"):
+        describe(torch.zeros(1))
+    with pytest.raises(RuntimeError):
+        describe(*[1] * 9)
+    with pytest.raises(TypeError, match="8 arguments"):
+        launch(0)
+    with pytest.raises(TypeError):
+        launch(1, 1, 1, 1, 1, None, False, False)
+
+
+def test_a_missing_or_foreign_c_part_is_named(monkeypatch):
+    monkeypatch.setattr(_calls, "_find", lambda: None)
+    with pytest.raises(ImportError, match="no libevenkv_python.so"):
+        _calls.load_native()
+    monkeypatch.setattr(_calls, "_find", lambda: "libm.so.6")
+    with pytest.raises(ImportError, match="libm.so.6 cannot be used"):
+        _calls.load_native()
+
+
 # ---- Operators and compilation -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("return_lse", [False, True])
-def test_opcheck_of_decode(return_lse):
+@pytest.mark.parametrize("operator", [_torch_ops.decode, _torch_ops.decode_lse])
+def test_opcheck_of_decode(operator):
     q, k, v, table, lens = tensors(reference.problem(30))
-    options = _torch_ops.Options(return_lse=return_lse).text()
-    arguments = (q, k, v, lens, table, None, None, None, 0.0, options)
-    torch.library.opcheck(_torch_ops.decode, arguments)
+    torch.library.opcheck(operator, (q, k, v, lens, table, None, None, None, 0.0, _torch_ops.Options().text()))
 
 
 def test_opcheck_of_the_others():

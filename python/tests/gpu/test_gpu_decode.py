@@ -11,6 +11,7 @@ import evenkv
 import evenkv.flash_attn
 import evenkv.flashinfer
 import evenkv.torch
+from evenkv import _calls
 
 pytestmark = pytest.mark.gpu
 
@@ -29,6 +30,20 @@ def test_500_random_cases_against_sdpa(block):
         cases.check(by_csr, case, what=f"{what}, csr")
         host_lens = evenkv.torch.decode(case.q, case.k, case.v, case.table, case.seq_lens.cpu())
         cases.check(host_lens, case, what=f"{what}, lengths on the host")
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_calls_in_c_and_in_python(native, monkeypatch):
+    """libevenkv_python.so has to be there: all other tests go through it."""
+    assert _calls.NATIVE
+    describe, launch = _calls.load_native() if native else _calls.load_python()
+    monkeypatch.setattr(_calls, "describe", describe)
+    monkeypatch.setattr(_calls, "launch", launch)
+    for seed in range(900, 912):
+        case = cases.make(seed, TYPES[seed % 2])
+        out, lse = evenkv.torch.decode(*case.arguments, return_lse=True)
+        cases.check(out, case, lse=lse, what=f"seed {seed}")
+        cases.check(evenkv.torch.decode(case.q, case.k, case.v, case.csr), case, what=f"seed {seed}, csr")
 
 
 @pytest.mark.parametrize("planner", ON_DEVICE)

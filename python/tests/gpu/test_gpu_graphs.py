@@ -52,10 +52,15 @@ def test_replays_with_other_lengths(planner, table, warm):
 
 def test_lengths_on_the_host_cannot_be_captured():
     case = cases.make(65)
-    with pytest.raises(NotImplementedError, match="seq_lens is on the CPU while"):
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            evenkv.torch.decode(*case.arguments[:4], case.seq_lens.cpu())
-    torch.cuda.synchronize()
+    lens = case.seq_lens.cpu()  # waits, which a capture would not survive
+    x = torch.zeros(1, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(NotImplementedError, match="seq_lens is on the CPU while"):
+            evenkv.torch.decode(*case.arguments[:4], lens)
+        x += 1
+    graph.replay()
+    assert x.item() == 1, "the refusal has harmed the capture"
 
 
 def test_flashinfer_graph_replays_with_other_page_tables():
@@ -87,9 +92,14 @@ def test_flashinfer_graph_replays_with_other_page_tables():
             cases.check(out, case, lens)
 
 
+def captured():
+    """Signatures that a capture has seen."""
+    return [s for s in evenkv._torch_ops._signatures.values() if evenkv._torch_ops._CAPTURE in s.entries]
+
+
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compile(mode):
-    """One graph, and with reduce-overhead in CUDA graphs of inductor's."""
+    """One graph, and with reduce-overhead in CUDA graphs of inductor's: a run to warm up, one to capture, replays."""
     case = cases.make(70, max_batch=5)
     q, k, v, table, lens = case.arguments
 
@@ -98,8 +108,29 @@ def test_compile(mode):
         return out + 0.0, lse
 
     torch._dynamo.reset()
+    evenkv._torch_ops._signatures.clear()
     compiled = torch.compile(step, fullgraph=True, mode=mode)
-    for other in length_sets(case):
+    for i, other in enumerate(length_sets(case) * 2):
         out, lse = compiled(q, k, v, table, other)
-        cases.check(out.clone(), case, other, lse=lse.clone())
+        cases.check(out.clone(), case, other, lse=lse.clone(), what=f"run {i}")
+    assert bool(captured()) == (mode == "reduce-overhead"), "whether inductor has made a CUDA graph"
     torch._dynamo.reset()
+
+
+def test_plans_keep_nothing_of_a_pool():
+    """What they keep must not come from the allocator of torch: in the warm-up of a graph its memory belongs to the
+    graph's pool."""
+    case = cases.make(71, max_batch=5, max_len=4000)
+    lens, out = case.seq_lens.cpu(), torch.empty_like(case.q)
+    evenkv._torch_ops._signatures.clear()
+    pool = torch.cuda.MemPool()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    with torch.cuda.use_mem_pool(pool):
+        for planner in ("even", "even-invariant", "fa3"):
+            evenkv.torch.decode(*case.arguments[:4], lens, out=out, planner=planner)
+            evenkv.torch.decode(*case.arguments, out=out, planner=planner)
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() == before
+    del pool
+    cases.check(out, case)
