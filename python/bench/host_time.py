@@ -8,8 +8,8 @@ Calls come in rounds of 50, which fit the launch queue; the GPU is idle before e
 within it.  One small batch, so that the GPU is not what limits.  Rows: the operators themselves (evenkv::decode_out and
 evenkv::decode, the low-level registration), the functions over them, and for comparison torch's
 scaled_dot_product_attention.  Columns: the whole call; the same with a function that does nothing in the place of
-ekv_decode, which is what Python, torch's dispatcher and this package take; and that without libevenkv_python.so, as with
-torch before 2.10.
+ekv_decode, which is what Python, torch's dispatcher and this package take; and that without libevenkv_python.so, as
+with torch before 2.10.
 
 --at-most US    exit status 1 if evenkv::decode_out takes longer, all in all"""
 
