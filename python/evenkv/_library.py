@@ -90,7 +90,8 @@ class Plan:
         check(lib.ekv_plan_create(context_handle, planner.encode(), batch, device, options, made))
         self.handle = made.value
         self.lock = threading.Lock()
-        self._free = weakref.finalize(self, _free_of_gpu if options.cuda else lib.ekv_plan_free, self.handle)
+        on_gpu = options is not None and options.cuda
+        self._free = weakref.finalize(self, _free_of_gpu if on_gpu else lib.ekv_plan_free, self.handle)
         self._free.atexit = False  # the driver may be gone by then, and the process gives all back
 
     def workspace_size(self, backend):
