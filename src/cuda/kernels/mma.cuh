@@ -31,7 +31,7 @@ EKV_DEVICE void finish(const ekv_kernel_params &p, const place &w, const round_h
         ekv_stamp_write(p.stamps, t.tile, t.tile, 1, start_ns);
     const int64_t merge_ns = p.stamps ? ekv_global_ns() : 0;
     const bool partial = t.flags & EKV_TILE_PARTIAL;
-    if (partial && !merge_last(p, w, t, c, count, stage))
+    if (partial && !merge_last(p, w, t, c, count))
         return;
     write_output(p, w, t.request, t.head + w.head, c, count);
     if (partial && p.stamps && w.lane == 0 && w.member == 0) {
@@ -114,7 +114,7 @@ EKV_DEVICE void decode(const ekv_kernel_params &p)
         blocks = t.blocks;
         first_block = t.first_block;
         left = t.left;
-        keeps_stage = w.members > 1 || t.flags & EKV_TILE_PARTIAL;
+        keeps_stage = w.members > 1;
         block = first_own_block(w, first_block);
         if (first_block == 0) {
             c.clear();

@@ -197,12 +197,9 @@ struct partials {
     typedef shape<D, N> S;
     int32_t slot_first, slot_next, slot_stride; /* of the warp's head */
     int count;                                  /* d tiles of the part */
-    int32_t kept;                               /* split whose o lies in shared memory; -1: none */
-    float4 *kept_o;
 
     EKV_MEMBER partials(const place &w, const round_header &t, int part)
-        : slot_first(t.slot_first + w.head), slot_next(t.slot_next + w.head), slot_stride(t.slot_stride), count(part),
-          kept(-1), kept_o(0)
+        : slot_first(t.slot_first + w.head), slot_next(t.slot_next + w.head), slot_stride(t.slot_stride), count(part)
     {
     }
 
@@ -214,8 +211,6 @@ struct partials {
     /* The lane's piece of the part's first d tile; those of others are 32 and D_TILES * 32 further. */
     EKV_MEMBER float4 *o(const ekv_kernel_params &p, const place &w, int32_t split) const
     {
-        if (split == kept)
-            return kept_o + w.lane;
         return reinterpret_cast<float4 *>(p.part_o + slot(split) * (N * D)) + w.member * count * 32 + w.lane;
     }
 
@@ -292,7 +287,7 @@ struct partials {
             for (int d = 0; d < TILES; d++) {
                 to[k][d] = make_float4(0, 0, 0, 0);
                 if (stored && s + k < g.splits && d0 + d < count)
-                    to[k][d] = g.split(s + k) == kept ? from[d * 32] : __ldcg(from + d * 32);
+                    to[k][d] = __ldcg(from + d * 32);
             }
         }
     }
@@ -359,7 +354,7 @@ EKV_DEVICE bool arrive(uint32_t *arrivals, int32_t splits, int lane)
  * warp is the last; true: c is the merged result. */
 template <int D, int N, int BF16>
 EKV_DEVICE bool merge_last(const ekv_kernel_params &p, const place &w, const round_header &t, product<D, N, BF16> &c,
-                           int count, int32_t stage)
+                           int count)
 {
     partials<D, N> parts(w, t, count);
     const int32_t fan = fan_in(t.num_splits);
@@ -373,8 +368,6 @@ EKV_DEVICE bool merge_last(const ekv_kernel_params &p, const place &w, const rou
         if (g.splits > 1) {
             uint32_t *arrivals = parts.arrivals(p, w, g.first + level);
             const bool last = level == 0 && t.arrived >> w.warp & 1;
-            parts.kept = last && stage >= 0 ? g.split(child - first) : -1;
-            parts.kept_o = exchange<D, N>(p).result(w.warp, stage);
             parts.store(p, w, g.split(child - first), c);
             if (!last && !arrive(arrivals, g.splits, w.lane))
                 return false;
