@@ -177,6 +177,15 @@ EKV_DEVICE uint32_t ekv_load_acquire(const uint32_t *count)
     return value;
 }
 
+/* Adds 1 to a count, whose value before is returned.  What the thread has stored, or seen stored, can be read by those
+ * who find the count later. */
+EKV_DEVICE uint32_t ekv_arrive(uint32_t *count)
+{
+    uint32_t before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+    return before;
+}
+
 /* ---- Dependent launches ------------------------------------------------------------------------------- */
 
 /* Lets the next kernel of the stream take its place on SMs as they come free. */

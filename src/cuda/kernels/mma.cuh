@@ -24,11 +24,16 @@ EKV_DEVICE void finish(const ekv_kernel_params &p, const place &w, const round_h
                        int32_t stage, int64_t start_ns)
 {
     const int count = shape<D, N>::D_TILES / w.members; /* d tiles of a warp's part */
-    sum_lanes(c);
-    if (w.members > 1)
-        merge_warps(w, exchange<D, N>(p), c, stage, count);
-    if (p.stamps && threadIdx.x == 0)
-        ekv_stamp_write(p.stamps, t.tile, t.tile, 1, start_ns);
+    if (t.flags & MERGE) {
+        if (!(t.arrived >> w.warp & 1))
+            return;
+    } else {
+        sum_lanes(c);
+        if (w.members > 1)
+            merge_warps(w, exchange<D, N>(p), c, stage, count);
+        if (p.stamps && threadIdx.x == 0)
+            ekv_stamp_write(p.stamps, t.tile, t.tile, 1, start_ns);
+    }
     const int64_t merge_ns = p.stamps ? ekv_global_ns() : 0;
     const bool partial = t.flags & EKV_TILE_PARTIAL;
     if (partial && !merge_last(p, w, t, c, count))

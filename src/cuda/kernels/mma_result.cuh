@@ -346,7 +346,7 @@ EKV_DEVICE bool arrive(uint32_t *arrivals, int32_t splits, int lane)
     __syncwarp();
     uint32_t before = 0;
     if (lane == 0)
-        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrivals) : "memory");
+        before = ekv_arrive(arrivals);
     return __shfl_sync(EKV_FULL_WARP, before, 0) == (uint32_t)splits - 1;
 }
 
@@ -368,7 +368,10 @@ EKV_DEVICE bool merge_last(const ekv_kernel_params &p, const place &w, const rou
         if (g.splits > 1) {
             uint32_t *arrivals = parts.arrivals(p, w, g.first + level);
             const bool last = level == 0 && t.arrived >> w.warp & 1;
-            parts.store(p, w, g.split(child - first), c);
+            if (level > 0 || !(t.flags & MERGE))
+                parts.store(p, w, g.split(child - first), c);
+            if (level == 0 && t.flags & DEFERRED)
+                return false;
             if (!last && !arrive(arrivals, g.splits, w.lane))
                 return false;
             __syncwarp(); /* the lanes read what others have acquired and stored */

@@ -72,7 +72,12 @@ EKV_DEVICE bool barrier_over_now(uint32_t barrier, uint32_t parity)
 
 /* ---- Rounds --------------------------------------------------------------------------------------------- */
 
-enum { END = 1 << 9 /* a flag: there are no more tiles; the round has no blocks */ };
+/* Flags of a round beside EKV_TILE_PARTIAL. */
+enum {
+    END = 1 << 9,       /* there are no more tiles; the round has no blocks */
+    DEFERRED = 1 << 10, /* the scout will arrive at the tile's merge */
+    MERGE = 1 << 11     /* the scout has, and warps that are in `arrived` are to merge; the round has no blocks */
+};
 
 /* 64 bytes. */
 struct __align__(16) round_header
@@ -90,7 +95,7 @@ struct __align__(16) round_header
     int32_t num_splits;
     int32_t slot_first, slot_next, slot_stride; /* as in ekv_merge, of the tile's first head */
     int32_t merge_head;                         /* the tile's first head, counted from the merge's */
-    uint32_t arrived;                           /* scout::others_arrived */
+    uint32_t arrived; /* bit w: all others whom computing warp w merges with have arrived */
     int32_t reserved;
 };
 
@@ -139,6 +144,11 @@ struct round_ring {
         barrier_arrive(empty + number % EKV_MMA_ROUNDS * 8);
     }
 
+    EKV_MEMBER bool is_released_now(uint32_t number) const
+    {
+        return barrier_over_now(empty + number % EKV_MMA_ROUNDS * 8, parity(number));
+    }
+
     EKV_MEMBER void wait_released(uint32_t number) const
     {
         while (!barrier_over(empty + number % EKV_MMA_ROUNDS * 8, parity(number))) {
@@ -155,8 +165,9 @@ struct shared_memory {
     unsigned char *rings; /* [warps][stages] of STAGE_BYTES */
     unsigned char *q;     /* [warps][N][D] */
     round_ring rounds;
-    float2 *rows;   /* [warps][N], for merge_warps */
-    int32_t *stage; /* [warps], too */
+    round_header *deferred; /* of the tile that the scout is to arrive for */
+    float2 *rows;           /* [warps][N], for merge_warps */
+    int32_t *stage;         /* [warps], too */
 
     EKV_MEMBER shared_memory(const ekv_kernel_params &p)
     {
@@ -170,7 +181,8 @@ struct shared_memory {
         unsigned char *barriers = rounds.rounds + EKV_MMA_ROUNDS * rounds.bytes;
         rounds.full = ekv_shared_address(barriers);
         rounds.empty = rounds.full + EKV_MMA_ROUNDS * 8;
-        rows = reinterpret_cast<float2 *>(barriers + EKV_MMA_ROUNDS * 16);
+        deferred = reinterpret_cast<round_header *>(barriers + EKV_MMA_ROUNDS * 16);
+        rows = reinterpret_cast<float2 *>(deferred + 1);
         stage = reinterpret_cast<int32_t *>(rows + warps * N);
     }
 };
@@ -219,11 +231,15 @@ struct scout {
     int32_t step;    /* tokens that a look-up is for: 16 where p.pages_aligned, else 1 */
     uint32_t number; /* of the next round */
     uint32_t ahead;  /* rounds that may be handed over and not yet released */
+    bool deferring;  /* a tile's partial result waits to be arrived for, once its last round is released: */
+    uint32_t last_round;
+    uint32_t *arrivals; /* of its first part */
+    int32_t splits;
 
     EKV_MEMBER void start(const ekv_kernel_params &p)
     {
         asked.number = ready.number = current.number = -1;
-        claiming = more = false;
+        claiming = more = deferring = false;
         number = 0;
         /* What a queue's CTA has taken ahead, no other can take. */
         ahead = p.dispatch == EKV_DISPATCH_QUEUE ? EKV_MMA_QUEUE_ROUNDS : EKV_MMA_ROUNDS;
@@ -272,14 +288,15 @@ struct scout {
         const ekv_tile &t = from.t.tile;
         const int32_t left = t.kv_end - from.token - begin, tokens = min(left, p.round_tokens);
         round &r = ring.at(number);
-        const uint32_t arrived = others_arrived(p, lane, from.t, left);
+        const bool defer = defers(p, from.t, left);
+        const uint32_t arrived = defer ? 0 : others_arrived(p, lane, from.t, left);
         if (number >= ahead)
             ring.wait_released(number - ahead);
         if (lane == 0) {
             r.header.request = t.request;
             r.header.head = t.head;
             r.header.split = t.split;
-            r.header.flags = t.flags & EKV_TILE_PARTIAL;
+            r.header.flags = (t.flags & EKV_TILE_PARTIAL) | (defer ? DEFERRED : 0);
             r.header.first_block = (from.token + begin - t.kv_begin) / S::TOKENS;
             r.header.blocks = (tokens + S::TOKENS - 1) / S::TOKENS;
             r.header.left = left;
@@ -294,6 +311,8 @@ struct scout {
                 r.header.merge_head = merge_head;
                 r.header.arrived = arrived;
             }
+            if (defer)
+                *shared_memory<D, N>(p).deferred = r.header;
         }
 #pragma unroll
         for (int i = 0; i < window::LOOK_UPS; i++) {
@@ -304,19 +323,71 @@ struct scout {
         ring.hand_over(number++);
     }
 
+    /* Of the tile's merge, the first count that its warps arrive at, and how many splits are to. */
+    EKV_MEMBER void find_arrivals(const ekv_kernel_params &p, const scouted_tile &t, uint32_t *&first,
+                                  int32_t &count) const
+    {
+        const int32_t fan = fan_in(t.merge.num_splits), split = t.tile.split / fan * fan;
+        first = p.arrivals + (ekv_merge_slot(&t.merge, split) + t.tile.head - t.merge.head) * p.warps_per_head;
+        count = min(fan, t.merge.num_splits - split);
+    }
+
+    /* A warp that goes on to another tile would have to wait for its copies under way before it could arrive; so the
+     * scout does that for it.  The last tile of a CTA, as far as is known, is the warps' own business. */
+    EKV_MEMBER bool defers(const ekv_kernel_params &p, const scouted_tile &t, int32_t left)
+    {
+        if (!(t.tile.flags & EKV_TILE_PARTIAL) || left > p.round_tokens || deferring ||
+            !(current.number >= 0 || ready.number >= 0 || asked.number >= 0 || next < end))
+            return false;
+        find_arrivals(p, t, arrivals, splits);
+        last_round = number;
+        deferring = splits > 1;
+        return deferring;
+    }
+
+    /* Arrives for the deferred tile if all warps have stored their part, or after waiting until they have.  Where it is
+     * the last, a round without blocks tells the warps to merge. */
+    EKV_MEMBER void arrive_deferred(const ekv_kernel_params &p, int lane, const round_ring &ring, bool wait)
+    {
+        if (number <= last_round + ahead) { /* else that was waited for already */
+            if (wait)
+                ring.wait_released(last_round);
+            else if (!ring.is_released_now(last_round))
+                return;
+        }
+        const int warps = (int)(blockDim.x / 32) - 1;
+        bool last = false;
+        if (lane < warps)
+            last = ekv_arrive(arrivals + lane) == (uint32_t)splits - 1;
+        deferring = false;
+        const uint32_t merging = __ballot_sync(EKV_FULL_WARP, last);
+        if (!merging)
+            return;
+        if (number >= ahead)
+            ring.wait_released(number - ahead);
+        if (lane == 0) {
+            round_header &h = ring.at(number).header;
+            h = *shared_memory<D, N>(p).deferred;
+            h.flags = EKV_TILE_PARTIAL | MERGE;
+            h.first_block = h.blocks = h.left = 0;
+            h.arrived = merging;
+        }
+        ring.hand_over(number++);
+    }
+
     /* Bit w: at the merge of the tile all others have arrived whom computing warp w is to merge with, so that it need
      * not ask.  Looked at once, in the tile's last round. */
     EKV_MEMBER uint32_t others_arrived(const ekv_kernel_params &p, int lane, const scouted_tile &t, int32_t left) const
     {
         if (!(t.tile.flags & EKV_TILE_PARTIAL) || left > p.round_tokens)
             return 0;
-        const int32_t fan = fan_in(t.merge.num_splits), first = t.tile.split / fan * fan;
-        const int32_t splits = min(fan, t.merge.num_splits - first);
-        const int64_t slot = ekv_merge_slot(&t.merge, first) + t.tile.head - t.merge.head;
+        uint32_t *first;
+        int32_t count;
+        find_arrivals(p, t, first, count);
         const int warps = (int)(blockDim.x / 32) - 1;
         bool arrived = false;
         if (lane < warps)
-            arrived = ekv_load_acquire(p.arrivals + slot * p.warps_per_head + lane) == (uint32_t)splits - 1;
+            arrived = ekv_load_acquire(first + lane) == (uint32_t)count - 1;
         return __ballot_sync(EKV_FULL_WARP, arrived);
     }
 
@@ -381,8 +452,12 @@ struct scout {
                 for (int32_t begin = 0; begin == 0 || begin < shown.tokens; begin += p.round_tokens)
                     publish(p, lane, ring, shown, begin);
             shown = following;
+            if (deferring)
+                arrive_deferred(p, lane, ring, false);
         } while (shown.t.number >= 0 || current.number >= 0 || ready.number >= 0 || asked.number >= 0 || next < end ||
                  more);
+        if (deferring)
+            arrive_deferred(p, lane, ring, true);
         if (number >= ahead)
             ring.wait_released(number - ahead);
         if (lane == 0) {
