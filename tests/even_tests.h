@@ -69,6 +69,7 @@ static inline setting setting_of(const char *planner, int32_t num_sms, int32_t k
     else
         s.options.chunk_tokens = block;
     s.options.request_cost = request_cost;
+    s.options.snap_tokens = 0;
     return s;
 }
 
@@ -165,6 +166,8 @@ static inline setting random_setting(ekv_rng *rng, const char *planner)
                            (int32_t)ekv_rng_below(rng, 4 * block + 1));
     if (ekv_rng_below(rng, 3) == 0)
         s.options.request_cost = 0;
+    if (ekv_rng_below(rng, 2) == 0)
+        s.options.snap_tokens = (int32_t)ekv_rng_below(rng, 1 << ekv_rng_below(rng, 14));
     if (ekv_rng_below(rng, 3) == 0)
         s.options.heads_per_tile = s.kv_heads % 2 ? 1 : 2;
     s.ctas_per_sm = 1 + (int32_t)ekv_rng_below(rng, 3);
@@ -219,9 +222,10 @@ static inline void check_balance(const setting *s, const int32_t *kv_len, int32_
 {
     ekv_plan *plan = create_checked(s, kv_len, batch_size);
     const int64_t ctas = ekv_plan_num_ctas(plan);
-    const int64_t block = plan->options.heads_per_tile * (int64_t)(plan->block_tokens + plan->options.request_cost);
     int64_t total, other_total;
-    const int64_t largest = largest_cost(plan, &total);
+    const int64_t largest = largest_cost(plan, &total), heads = plan->options.heads_per_tile;
+    const int64_t snap = plan->request_cost < 0 ? 0 : ekv_min(total / heads / ctas / 8, plan->options.snap_tokens);
+    const int64_t block = heads * (plan->block_tokens + plan->options.request_cost + 2 * snap);
     if ((largest - block) * ctas >= total && total > 0)
         fail_msg("%s: the largest cost is %lld of %lld over %lld CTAs, a block %lld", where, (long long)largest,
                  (long long)total, (long long)ctas, (long long)block);
@@ -257,15 +261,17 @@ static inline void check_balance(const setting *s, const int32_t *kv_len, int32_
 
 static inline ekv_even_line line_of(const ekv_plan *plan, int64_t *cost)
 {
-    return (ekv_even_line){ .cost = cost,
-                            .kv_len = plan->kv_len,
-                            .total = plan->heads / plan->options.heads_per_tile * cost[plan->batch.batch_size],
-                            .batch_size = plan->batch.batch_size,
-                            .groups = plan->heads / plan->options.heads_per_tile,
-                            .heads_per_tile = plan->options.heads_per_tile,
-                            .num_ctas = plan->grid[0],
-                            .block_tokens = plan->block_tokens,
-                            .request_cost = plan->options.request_cost };
+    ekv_even_line line = { .cost = cost,
+                           .kv_len = plan->kv_len,
+                           .batch_size = plan->batch.batch_size,
+                           .groups = plan->heads / plan->options.heads_per_tile,
+                           .heads_per_tile = plan->options.heads_per_tile,
+                           .num_ctas = plan->grid[0],
+                           .block_tokens = plan->block_tokens,
+                           .request_cost = plan->options.request_cost,
+                           .snap_tokens = plan->options.snap_tokens };
+    ekv_even_sum(&line);
+    return line;
 }
 
 static inline void expect_same_tile(const ekv_plan *plan, int64_t index, ekv_tile tile, const char *where)

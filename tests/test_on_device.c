@@ -63,7 +63,7 @@ static ekv_even_chunk_line sum_requests(const ekv_plan *plan, const int32_t *kv_
     }
     line.cost = s->cost;
     line.kv_len = kv_len;
-    line.total = line.groups * line.cost[line.batch_size];
+    ekv_even_sum(&line);
     return (ekv_even_chunk_line){ { line, s->partial }, s->cut };
 }
 

@@ -285,7 +285,7 @@ static void balance_is_checked_where_it_is_promised(void **state)
         { 1, NULL }, /* 24 and 56 */
         { 2, NULL }, /* 40 and 40 */
         { 3, "CTA 0 has 3 pieces of cut requests" },
-        { 4, "CTA 0 costs 80 tokens; the mean is 40 and a block costs 24" },
+        { 4, "CTA 0 costs 80 tokens; the mean is 40 and a block and what shares may move cost 24" },
         { 0, "CTA 1 costs 80 tokens" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

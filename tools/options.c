@@ -170,6 +170,9 @@ static const option_row table[] = {
                 "even-invariant: cuts fall on multiples of N tokens (default 1024)"),
     PLAN_NUMBER("request-cost", "N", request_cost, 0, 65536,
                 "even, even-invariant: tokens that a request costs beyond its own (default: the device's)"),
+    PLAN_NUMBER("snap-tokens", "N", snap_tokens, 0, 65536,
+                "even: how far from its place a share may begin to begin with a request, at most 1/8 of a share "
+                "(default 256)"),
     ONE_OF(CLI_PLANNING, "dispatch", "NAME", plan.dispatch, dispatches,
            "run the planner's tiles under another dispatch: grid, queue, range (default: the planner's own)"),
 

@@ -123,13 +123,14 @@ class PlanOptions(_Struct):
         ("heads_per_tile", c_int32),
         ("block_tokens", c_int32),
         ("request_cost", c_int32),
+        ("snap_tokens", c_int32),
         ("chunk_tokens", c_int32),
         ("dispatch", c_int32),
         ("max_total_tokens", c_int64),
         ("on_device", c_int32),
         ("cuda", c_int32),
     ]
-    _initial_ = {"request_cost": -1}
+    _initial_ = {"request_cost": -1, "snap_tokens": -1}
 
 
 class Tile(ctypes.Structure):

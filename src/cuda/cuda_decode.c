@@ -284,8 +284,9 @@ static void fill_params(const ekv_plan *plan, const ekv_tensors *t, const ekv_de
     params->pages_aligned = pages_aligned(plan);
 }
 
-/* largest: for all that the plan can become, not for what it is. */
-static ekv_status launch_tiles(ekv_plan *plan, const ekv_cuda_shape *shape, CUstream stream, bool largest,
+/* largest: for all that the plan can become, not for what it is.  overlap: mma kernels may take their places while the
+ * kernel before runs, and wait for it by themselves. */
+static ekv_status launch_tiles(ekv_plan *plan, const ekv_cuda_shape *shape, CUstream stream, bool largest, bool overlap,
                                ekv_kernel_params *params)
 {
     ekv_cuda *cuda = ((ekv_cuda_plan *)plan->cuda)->cuda;
@@ -294,7 +295,8 @@ static ekv_status launch_tiles(ekv_plan *plan, const ekv_cuda_shape *shape, CUst
     const ekv_cuda_launch launch = { .grid = { (uint32_t)ctas, 1, 1 },
                                      .threads = (uint32_t)shape->threads,
                                      .shared_bytes = (uint32_t)shape->shared_bytes,
-                                     .stream = stream };
+                                     .stream = stream,
+                                     .overlap = overlap };
     return ekv_cuda_launch_kernel(cuda, shape->index, &launch, (void *[]){ params });
 }
 
@@ -353,7 +355,8 @@ static ekv_status enqueue(ekv_plan *plan, const ekv_cuda_shape *shape, const int
         status = plan->options.on_device ? plan_on_device(plan, kv_len, stream)
                                          : ekv_cuda_plan_transfer(plan, stream, &largest);
     if (!status)
-        status = launch_tiles(plan, shape, stream, largest, params);
+        status = launch_tiles(plan, shape, stream, largest,
+                              plan->options.on_device && kv_len && shape->kernel == EKV_KERNEL_MMA, params);
     return status || shape->kernel == EKV_KERNEL_MMA ? status : launch_merges(plan, stream, largest, params);
 }
 

@@ -78,7 +78,7 @@ ekv_status ekv_cuda_prepare_create(ekv_plan *plan)
 
 /* ---- Launches -------------------------------------------------------------------------------------------- */
 
-/* The second kernel may start while the first one runs; it waits by itself. */
+/* The second kernel may start while the first one runs; it waits by itself.  emit_ctas 0: there is none. */
 static ekv_status launch(ekv_cuda *cuda, int32_t prepare, int64_t prepare_ctas, int32_t emit, int64_t emit_ctas,
                          uint32_t emit_threads, CUstream stream, void *params)
 {
@@ -90,7 +90,7 @@ static ekv_status launch(ekv_cuda *cuda, int32_t prepare, int64_t prepare_ctas, 
         .grid = { (uint32_t)ekv_min(emit_ctas, most), 1, 1 }, .threads = emit_threads, .stream = stream, .overlap = true
     };
     ekv_status status = ekv_cuda_launch_kernel(cuda, prepare, &first, &params);
-    return status ? status : ekv_cuda_launch_kernel(cuda, emit, &second, &params);
+    return status || !emit_ctas ? status : ekv_cuda_launch_kernel(cuda, emit, &second, &params);
 }
 
 static ekv_prepare_io io_of(const ekv_plan *plan, const planning_memory *memory, const int32_t *kv_len)
@@ -115,13 +115,14 @@ static ekv_status prepare_even(ekv_plan *plan, const int32_t *kv_len, CUstream s
                                        .cost = m.cost,
                                        .partial = m.partial,
                                        .cut = m.cut,
-                                       .marks = m.marks };
+                                       .marks = m.marks,
+                                       .emit = plan->batch.batch_size <= EKV_EMIT_ALONE_REQUESTS };
     params.line.kv_len = NULL; /* the host's */
     const bool invariant = plan->planner->device_rule == EKV_DEVICE_RULE_EVEN_INVARIANT;
     return launch(((ekv_cuda_plan *)plan->cuda)->cuda,
                   invariant ? EKV_CUDA_KERNEL_ekv_prepare_even_invariant : EKV_CUDA_KERNEL_ekv_prepare_even, 1,
                   invariant ? EKV_CUDA_KERNEL_ekv_emit_even_invariant : EKV_CUDA_KERNEL_ekv_emit_even,
-                  params.line.num_ctas, EKV_EMIT_EVEN_THREADS, stream, &params);
+                  params.emit ? 0 : params.line.num_ctas, EKV_EMIT_EVEN_THREADS, stream, &params);
 }
 
 static ekv_status prepare_fa3(ekv_plan *plan, const int32_t *kv_len, CUstream stream)

@@ -13,6 +13,10 @@
  * CTA costs more than the mean plus that, and the order of the requests moves the largest cost by no more.  Within
  * its share a CTA meets at most two cut pairs: the one it continues and the one it leaves unfinished.
  *
+ * A cut costs more than it looks: two partial results to write, read and merge.  So a share that would begin within
+ * `snap` of a pair's begin or end begins there instead: snap is snap_tokens, but at most 1/EKV_EVEN_SNAP_SHARE of a
+ * share, and the largest cost grows by 2 snap at most.  What one CTA leaves, the memory gives to the others.
+ *
  * Partial slots are numbered without a count over the CTAs, in units of heads_per_tile slots:
  *  total >= num_ctas * block_tokens: a share is at least a block long, so between two adjacent blocks of a pair,
  *      whose last units are a block apart, there is at most one cut: every CTA from a pair's first to its last owns a
@@ -27,16 +31,23 @@
 
 #include "plan/record.h"
 
+enum {
+    EKV_EVEN_SNAP_SHARE = 8,
+    EKV_EVEN_SNAP_TOKENS = 256 /* by default */
+};
+
 typedef struct ekv_even_line {
     const int64_t *cost;   /* [batch_size + 1]: what one head group of the requests before b costs */
     const int32_t *kv_len; /* [batch_size] */
     int64_t total;         /* groups * cost[batch_size]; total * num_ctas must fit int64 */
+    int64_t snap;          /* how far a share's end may move, see ekv_even_sum; even-invariant has no use for it */
     int32_t batch_size;
     int32_t groups; /* head groups */
     int32_t heads_per_tile;
     int32_t num_ctas;
     int32_t block_tokens; /* of even-invariant: tokens of a chunk */
     int32_t request_cost; /* of even-invariant: of each chunk */
+    int32_t snap_tokens;  /* even: the option */
 } ekv_even_line;
 
 /* A place on the line where a piece begins; {batch_size, 0, 0} is its end. */
@@ -99,6 +110,33 @@ EKV_INLINE EKV_HD ekv_even_place ekv_even_next_pair(const ekv_even_line *line, e
     return next;
 }
 
+EKV_INLINE EKV_HD int ekv_even_is_dense(const ekv_even_line *line)
+{
+    return line->total >= (int64_t)line->num_ctas * line->block_tokens;
+}
+
+/* Sets what follows from the prefix sums, `total` and `snap`. */
+EKV_INLINE EKV_HD void ekv_even_sum(ekv_even_line *line)
+{
+    line->total = line->groups * line->cost[line->batch_size];
+    line->snap = 0;
+    if (ekv_even_is_dense(line))
+        line->snap = ekv_min(line->total / line->num_ctas / EKV_EVEN_SNAP_SHARE, line->snap_tokens);
+}
+
+/* Of a pair of that cost: a share that begins within so much of its begin begins with the pair. */
+EKV_INLINE EKV_HD int64_t ekv_even_begin_zone(const ekv_even_line *line, int64_t pair)
+{
+    const int64_t block = ekv_min(line->request_cost + line->block_tokens, pair);
+    return ekv_max(block, ekv_min(line->snap, (pair + 1) / 2));
+}
+
+/* A share that begins within so much of its end begins with the next pair. */
+EKV_INLINE EKV_HD int64_t ekv_even_end_zone(const ekv_even_line *line, int64_t pair)
+{
+    return ekv_min(ekv_min(line->snap, pair / 2), pair - ekv_even_begin_zone(line, pair));
+}
+
 /* ---- CTAs -------------------------------------------------------------------------------------------- */
 
 /* Where the CTA begins whose share begins at x, a coordinate of `request`: at the block that contains x. */
@@ -107,10 +145,14 @@ EKV_INLINE EKV_HD ekv_even_place ekv_even_locate(const ekv_even_line *line, int3
     const int64_t pair = line->cost[request + 1] - line->cost[request];
     const int64_t offset = x - line->groups * line->cost[request];
     const int64_t group = line->groups > 1 ? offset / pair : 0;
-    const int64_t tokens = offset - group * pair - line->request_cost; /* below 2^31 + block_tokens */
+    const int64_t in_pair = offset - group * pair;
     ekv_even_place at = { request, (int32_t)group, 0 };
-    if (tokens > 0)
-        at.token = (int32_t)((uint32_t)tokens / (uint32_t)line->block_tokens * (uint32_t)line->block_tokens);
+    if (in_pair < ekv_even_begin_zone(line, pair))
+        return at;
+    if (in_pair >= pair - ekv_even_end_zone(line, pair))
+        return ekv_even_next_pair(line, at);
+    const uint32_t tokens = (uint32_t)(in_pair - line->request_cost); /* below 2^31 + block_tokens */
+    at.token = (int32_t)(tokens / (uint32_t)line->block_tokens * (uint32_t)line->block_tokens);
     return at;
 }
 
@@ -133,17 +175,12 @@ EKV_INLINE EKV_HD int64_t ekv_even_pair(const ekv_even_line *line, ekv_even_plac
     return line->groups * line->cost[at.request] + at.group * *cost;
 }
 
-EKV_INLINE EKV_HD int ekv_even_is_dense(const ekv_even_line *line)
-{
-    return line->total >= (int64_t)line->num_ctas * line->block_tokens;
-}
-
 /* The CTA of the first block of the pair of `at`. */
 EKV_INLINE EKV_HD int32_t ekv_even_first_cta(const ekv_even_line *line, ekv_even_place at)
 {
     int64_t cost;
     const int64_t begin = ekv_even_pair(line, at, &cost);
-    return ekv_even_owner(line, begin + ekv_min(line->request_cost + line->block_tokens, cost));
+    return ekv_even_owner(line, begin + ekv_even_begin_zone(line, cost));
 }
 
 /* How the pair of `at` is merged, num_splits 1 where it is not cut.  first_cta: as above. */
@@ -154,7 +191,7 @@ EKV_INLINE EKV_HD ekv_merge ekv_even_merge(const ekv_even_line *line, ekv_even_p
     const int64_t begin = ekv_even_pair(line, at, &cost);
     ekv_merge merge = { at.request, 0, 0, 0, 0, heads, (uint16_t)(at.group * heads), (uint16_t)heads, 0 };
     if (ekv_even_is_dense(line)) {
-        merge.num_splits = ekv_even_owner(line, begin + cost) - first_cta + 1;
+        merge.num_splits = ekv_even_owner(line, begin + cost - ekv_even_end_zone(line, cost)) - first_cta + 1;
         merge.slot_first = (line->num_ctas + first_cta) * heads;
         merge.slot_next = (first_cta + 1) * heads;
     } else {

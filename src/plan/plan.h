@@ -73,7 +73,8 @@ struct ekv_plan {
     bool empty_splits;     /* the original makes tiles without tokens (fa3's trailing splits) */
     /* even: what a request costs beyond its tokens.  Costs of CTAs, in tokens of one head, a tile costing head_count
      * times its tokens rounded up to block_tokens and, where kv_begin is 0, request_cost: no CTA costs more than the
-     * mean over all CTAs plus heads_per_tile * (block_tokens + request_cost).  -1: no balance is promised */
+     * mean over all CTAs plus heads_per_tile * (block_tokens + request_cost + 2 * options.snap_tokens).  -1: no balance
+     * is promised */
     int32_t request_cost;
 
     /* Set by build() (by the core where dispatch is overridden). */

@@ -14,6 +14,7 @@
 
 #include "base/arena.h"
 #include "base/status.h"
+#include "plan/even_rule.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -366,7 +367,8 @@ static int64_t tile_cost(const ekv_plan *plan, const ekv_tile *t)
     return (blocks * plan->block_tokens + (t->split == 0 ? plan->request_cost : 0)) * t->head_count;
 }
 
-/* The largest cost is at most the mean and one block, which carries the request's cost if it is its first. */
+/* The largest cost is at most the mean, one block, which carries the request's cost if it is its first, and what
+ * either end of a share may move. */
 static ekv_status check_balance(const ekv_plan *plan)
 {
     const int64_t ctas = ekv_plan_num_ctas(plan);
@@ -375,7 +377,9 @@ static ekv_status check_balance(const ekv_plan *plan)
         total += tile_cost(plan, &plan->tiles[i]);
         heads = ekv_max(heads, plan->tiles[i].head_count);
     }
-    const int64_t block = heads * (plan->block_tokens + plan->request_cost);
+    const int64_t snap =
+        heads ? ekv_min(total / heads / ctas / EKV_EVEN_SNAP_SHARE, (int64_t)plan->options.snap_tokens) : 0;
+    const int64_t block = heads * (plan->block_tokens + plan->request_cost + 2 * snap);
     for (int64_t cta = 0; cta < ctas; cta++) {
         int64_t cost = 0, pieces = 0;
         for (int64_t i = plan->cta_begin[cta]; i < plan->cta_begin[cta + 1]; i++) {
@@ -384,7 +388,7 @@ static ekv_status check_balance(const ekv_plan *plan)
         }
         if (cost - block > total / ctas)
             return breach("CTA %" PRId64 " costs %" PRId64 " tokens; the mean is %" PRId64
-                          " and a block costs %" PRId64,
+                          " and a block and what shares may move cost %" PRId64,
                           cta, cost, total / ctas, block);
         if (pieces > 2)
             return breach("CTA %" PRId64 " has %" PRId64 " pieces of cut requests; at most 2 are promised", cta,

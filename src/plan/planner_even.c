@@ -28,6 +28,8 @@ void ekv_even_resolve(ekv_plan *plan)
         options->ctas_per_sm = plan->device.ctas_per_sm;
     if (options->request_cost < 0)
         options->request_cost = plan->device.request_cost_tokens;
+    if (options->snap_tokens < 0)
+        options->snap_tokens = EKV_EVEN_SNAP_TOKENS;
     ekv_plan_pack_rows(plan, plan->batch.q_len * plan->group);
     plan->resident_ctas = options->ctas_per_sm;
 }
@@ -52,7 +54,8 @@ ekv_even_line ekv_even_line_of(const ekv_plan *plan)
                             .heads_per_tile = plan->options.heads_per_tile,
                             .num_ctas = plan->num_sms * plan->resident_ctas,
                             .block_tokens = plan->block_tokens,
-                            .request_cost = plan->options.request_cost };
+                            .request_cost = plan->options.request_cost,
+                            .snap_tokens = plan->options.snap_tokens };
 }
 
 ekv_even_line ekv_even_start(ekv_plan *plan, const int64_t *cost)
@@ -147,7 +150,7 @@ static void even_build(ekv_plan *plan)
     cost[0] = 0;
     for (int32_t b = 0; b < line.batch_size; b++)
         cost[b + 1] = cost[b] + ekv_even_cost(line.kv_len[b], line.block_tokens, line.request_cost);
-    line.total = line.groups * cost[line.batch_size];
+    ekv_even_sum(&line);
 
     ekv_even_place at = { 0, 0, 0 };
     last_cut cut = { 0 };

@@ -75,6 +75,35 @@ static void one_long_request(void **state)
     gpu_problem_free(&problem);
 }
 
+/* CTAs come in waves, so a request's first piece is often done before its second begins, and a CTA that has more to do
+ * is the last at a merge. */
+static void more_ctas_than_fit_an_sm(void **state)
+{
+    (void)state;
+    enum { REQUESTS = 300 };
+    int32_t kv_len[REQUESTS];
+    ekv_rng rng = { 44 };
+    for (int32_t b = 0; b < REQUESTS; b++)
+        kv_len[b] = b % 7 == 0 ? 9000 : (int32_t)ekv_rng_below(&rng, 900);
+    gpu_spec spec = GPU_SPEC_INIT;
+    spec.batch_size = REQUESTS;
+    spec.kv_len = kv_len;
+    spec.kv_heads = 4;
+    gpu_problem problem;
+    assert_true(gpu_problem_create(&spec, &problem));
+    for (int32_t i = 0; i < 6; i++) {
+        ekv_plan_options options = EKV_PLAN_OPTIONS_INIT;
+        options.heads_per_tile = 1 << i / 2;
+        options.ctas_per_sm = 8;
+        options.snap_tokens = i % 2 ? -1 : 0;
+        gpu_run run;
+        assert_true(gpu_run_create(&problem, "even", &options, EKV_KERNEL_MMA, NULL, &run));
+        gpu_run_check(&run, &problem, "more CTAs than fit");
+        gpu_run_free(&run);
+    }
+    gpu_problem_free(&problem);
+}
+
 static void no_tokens_at_all(void **state)
 {
     (void)state;
@@ -361,6 +390,7 @@ static int run(void)
         cmocka_unit_test(strides_past_31_bits),
         cmocka_unit_test(batches_past_16_bits),
         cmocka_unit_test(one_long_request),
+        cmocka_unit_test(more_ctas_than_fit_an_sm),
         cmocka_unit_test(no_tokens_at_all),
         cmocka_unit_test(many_heads),
         cmocka_unit_test(lse_may_be_left_out),

@@ -68,6 +68,7 @@ EKV_DEVICE void decode(const ekv_kernel_params &p)
         barrier_init(rounds.empty + threadIdx.x * 8, (uint32_t)warps * 32);
     }
     __syncthreads();
+    ekv_wait_for_launch(); /* for the kernel that plans */
     if (w.warp == warps) {
         scout<D, N> ahead;
         ahead.run(p, w.lane, rounds);

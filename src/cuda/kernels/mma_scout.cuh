@@ -95,7 +95,7 @@ struct __align__(16) round_header
     int32_t num_splits;
     int32_t slot_first, slot_next, slot_stride; /* as in ekv_merge, of the tile's first head */
     int32_t merge_head;                         /* the tile's first head, counted from the merge's */
-    uint32_t arrived; /* bit w: all others whom computing warp w merges with have arrived */
+    uint32_t arrived;                           /* bit w: all others whom computing warp w merges with have arrived */
     int32_t reserved;
 };
 
@@ -235,12 +235,13 @@ struct scout {
     uint32_t last_round;
     uint32_t *arrivals; /* of its first part */
     int32_t splits;
+    uint32_t merging; /* bit w: computing warp w is the last at the deferred tile's merge and has yet to merge */
 
     EKV_MEMBER void start(const ekv_kernel_params &p)
     {
         asked.number = ready.number = current.number = -1;
         claiming = more = deferring = false;
-        number = 0;
+        number = merging = 0;
         /* What a queue's CTA has taken ahead, no other can take. */
         ahead = p.dispatch == EKV_DISPATCH_QUEUE ? EKV_MMA_QUEUE_ROUNDS : EKV_MMA_ROUNDS;
         step = p.pages_aligned ? 16 : 1;
@@ -336,7 +337,7 @@ struct scout {
      * scout does that for it.  The last tile of a CTA, as far as is known, is the warps' own business. */
     EKV_MEMBER bool defers(const ekv_kernel_params &p, const scouted_tile &t, int32_t left)
     {
-        if (!(t.tile.flags & EKV_TILE_PARTIAL) || left > p.round_tokens || deferring ||
+        if (!(t.tile.flags & EKV_TILE_PARTIAL) || left > p.round_tokens || deferring || merging ||
             !(current.number >= 0 || ready.number >= 0 || asked.number >= 0 || next < end))
             return false;
         find_arrivals(p, t, arrivals, splits);
@@ -345,14 +346,13 @@ struct scout {
         return deferring;
     }
 
-    /* Arrives for the deferred tile if all warps have stored their part, or after waiting until they have.  Where it is
-     * the last, a round without blocks tells the warps to merge. */
-    EKV_MEMBER void arrive_deferred(const ekv_kernel_params &p, int lane, const round_ring &ring, bool wait)
+    /* Arrives for the deferred tile if all warps have stored their part, or after waiting until they have. */
+    EKV_MEMBER void arrive_deferred(int lane, const round_ring &ring, bool wait)
     {
         if (number <= last_round + ahead) { /* else that was waited for already */
             if (wait)
                 ring.wait_released(last_round);
-            else if (!ring.is_released_now(last_round))
+            else if (!__all_sync(EKV_FULL_WARP, ring.is_released_now(last_round)))
                 return;
         }
         const int warps = (int)(blockDim.x / 32) - 1;
@@ -360,9 +360,12 @@ struct scout {
         if (lane < warps)
             last = ekv_arrive(arrivals + lane) == (uint32_t)splits - 1;
         deferring = false;
-        const uint32_t merging = __ballot_sync(EKV_FULL_WARP, last);
-        if (!merging)
-            return;
+        merging = __ballot_sync(EKV_FULL_WARP, last);
+    }
+
+    /* Between two tiles: has the warps merge that were the last. */
+    EKV_MEMBER void publish_merge(const ekv_kernel_params &p, int lane, const round_ring &ring)
+    {
         if (number >= ahead)
             ring.wait_released(number - ahead);
         if (lane == 0) {
@@ -372,6 +375,7 @@ struct scout {
             h.first_block = h.blocks = h.left = 0;
             h.arrived = merging;
         }
+        merging = 0;
         ring.hand_over(number++);
     }
 
@@ -453,11 +457,15 @@ struct scout {
                     publish(p, lane, ring, shown, begin);
             shown = following;
             if (deferring)
-                arrive_deferred(p, lane, ring, false);
+                arrive_deferred(lane, ring, false);
+            if (merging && (shown.t.number < 0 || shown.token == shown.t.tile.kv_begin))
+                publish_merge(p, lane, ring);
         } while (shown.t.number >= 0 || current.number >= 0 || ready.number >= 0 || asked.number >= 0 || next < end ||
                  more);
         if (deferring)
-            arrive_deferred(p, lane, ring, true);
+            arrive_deferred(lane, ring, true);
+        if (merging)
+            publish_merge(p, lane, ring);
         if (number >= ahead)
             ring.wait_released(number - ahead);
         if (lane == 0) {

@@ -146,7 +146,7 @@ EKV_DEVICE ekv_even_line line_of(const ekv_prepare_even_params &p)
     ekv_even_line line = p.line;
     line.cost = p.cost;
     line.kv_len = p.kv_len;
-    line.total = line.groups * p.cost[line.batch_size];
+    ekv_even_sum(&line);
     return line;
 }
 
@@ -248,6 +248,38 @@ EKV_DEVICE void mark_ctas(const ekv_prepare_even_params &p, int64_t (&sums)[WARP
     }
 }
 
+/* ---- even, even-invariant: records -------------------------------------------------------------------- */
+
+/* The records of CTA `cta`, by threads thread, thread + threads, ... below the number of its tiles. */
+template <int INVARIANT>
+EKV_DEVICE void emit_cta(const ekv_prepare_even_params &p, const ekv_even_chunk_line &line, int32_t cta, int32_t thread,
+                         int32_t threads)
+{
+    const ekv_even_mark mark[2] = { p.marks[cta], p.marks[cta + 1] };
+    const int32_t begin = mark[0].tiles, end = mark[1].tiles;
+    ekv_tile tile = {};
+    for (int32_t k = thread; k < end - begin; k += threads) {
+        ekv_merge merge;
+        int32_t index;
+        if (INVARIANT) {
+            index = ekv_even_chunk_piece(&line, mark, k, &tile, &merge);
+        } else {
+            index = ekv_even_piece(&line.chunks.line, cta, mark, k, &tile, &merge);
+            if (index >= 0)
+                index = p.marks[index].merges;
+        }
+        tile = ekv_device_tile(tile, index);
+        store_tile(p.io.tiles + begin + k, tile);
+        if (index >= 0 && tile.kv_begin == 0)
+            store_merge(p.io.merges + index, merge);
+        if (k == 0 && p.io.ctas)
+            store_cta(p.io.ctas + cta, begin, end, tile);
+    }
+    if (begin == end && thread == 0 && p.io.ctas)
+        store_cta(p.io.ctas + cta, begin, end, tile);
+}
+
+/* One CTA, a warp for each CTA of the plan at a time.  Where p.emit is 0, ekv_emit_* writes the records instead. */
 template <int INVARIANT>
 EKV_DEVICE void prepare_even(const ekv_prepare_even_params &p)
 {
@@ -257,39 +289,24 @@ EKV_DEVICE void prepare_even(const ekv_prepare_even_params &p)
     ekv_launch_dependents();
     sum_requests<INVARIANT>(p, sums, cost);
     mark_ctas<INVARIANT>(p, sums, cost);
+    if (!p.emit)
+        return;
+    __syncthreads();
+    ekv_even_chunk_line line = chunk_line_of(p);
+    if (cost)
+        line.chunks.line.cost = cost;
+    for (int32_t cta = (int32_t)(threadIdx.x / 32); cta < p.line.num_ctas; cta += WARPS)
+        emit_cta<INVARIANT>(p, line, cta, (int32_t)(threadIdx.x % 32), 32);
 }
-
-/* ---- even, even-invariant: records -------------------------------------------------------------------- */
 
 template <int INVARIANT>
 EKV_DEVICE void emit_even(const ekv_prepare_even_params &p)
 {
+    ekv_launch_dependents();
     ekv_wait_for_launch();
     const ekv_even_chunk_line line = chunk_line_of(p);
-    for (int32_t cta = (int32_t)blockIdx.x; cta < p.line.num_ctas; cta += (int32_t)gridDim.x) {
-        const ekv_even_mark mark[2] = { p.marks[cta], p.marks[cta + 1] };
-        const int32_t begin = mark[0].tiles, end = mark[1].tiles;
-        ekv_tile tile = {};
-        for (int32_t k = (int32_t)threadIdx.x; k < end - begin; k += (int32_t)blockDim.x) {
-            ekv_merge merge;
-            int32_t index;
-            if (INVARIANT) {
-                index = ekv_even_chunk_piece(&line, mark, k, &tile, &merge);
-            } else {
-                index = ekv_even_piece(&line.chunks.line, cta, mark, k, &tile, &merge);
-                if (index >= 0)
-                    index = p.marks[index].merges;
-            }
-            tile = ekv_device_tile(tile, index);
-            store_tile(p.io.tiles + begin + k, tile);
-            if (index >= 0 && tile.kv_begin == 0)
-                store_merge(p.io.merges + index, merge);
-            if (k == 0 && p.io.ctas)
-                store_cta(p.io.ctas + cta, begin, end, tile);
-        }
-        if (begin == end && threadIdx.x == 0 && p.io.ctas)
-            store_cta(p.io.ctas + cta, begin, end, tile);
-    }
+    for (int32_t cta = (int32_t)blockIdx.x; cta < p.line.num_ctas; cta += (int32_t)gridDim.x)
+        emit_cta<INVARIANT>(p, line, cta, (int32_t)threadIdx.x, (int32_t)blockDim.x);
 }
 
 /* ---- fa3 ---------------------------------------------------------------------------------------------- */
@@ -338,6 +355,7 @@ EKV_DEVICE void prepare_fa3(const ekv_prepare_fa3_params &p)
 
 EKV_DEVICE void emit_fa3(const ekv_prepare_fa3_params &p)
 {
+    ekv_launch_dependents();
     ekv_wait_for_launch();
     const int32_t lane = (int32_t)(threadIdx.x % 32), threads = (int32_t)(gridDim.x * blockDim.x);
     const int32_t thread = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);

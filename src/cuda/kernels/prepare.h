@@ -9,8 +9,9 @@
 
 enum {
     EKV_PREPARE_THREADS = 1024,
-    EKV_EMIT_EVEN_THREADS = 128, /* all on one CTA of the plan */
-    EKV_EMIT_FA3_THREADS = 128   /* a warp on one request */
+    EKV_EMIT_ALONE_REQUESTS = 4096, /* of more requests many CTAs write the records */
+    EKV_EMIT_EVEN_THREADS = 128,    /* all on one CTA of the plan */
+    EKV_EMIT_FA3_THREADS = 128      /* a warp on one request */
 };
 
 /* Lengths in, records out. */
@@ -34,6 +35,7 @@ typedef struct ekv_prepare_even_params {
     int32_t *partial;     /* [batch_size + 1], as in ekv_even_chunks */
     int32_t *cut;         /* [batch_size + 1], as in ekv_even_chunk_line */
     ekv_even_mark *marks; /* [line.num_ctas + 1] */
+    int32_t emit;         /* 1: ekv_prepare_* writes the records, too, and ekv_emit_* is not launched */
 } ekv_prepare_even_params;
 
 /* ekv_prepare_fa3: a CTA for each EKV_FA3_PREPARE_REQUESTS requests; ekv_emit_fa3: any grid. */
