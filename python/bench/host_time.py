@@ -5,11 +5,11 @@
     python/bench/host_time.py [--device cuda|cpu] [--csv FILE] [--at-most US]
 
 Calls come in rounds of 50, which fit the launch queue; the GPU is idle before each, and its work is not waited for
-within it.  One small batch, so that the GPU is not what limits.  Rows: the operators themselves (evenkv::decode_out and
-evenkv::decode, the low-level registration), the functions over them, and for comparison torch's
-scaled_dot_product_attention.  Columns: the whole call; the same with a function that does nothing in the place of
-ekv_decode, which is what Python, torch's dispatcher and this package take; and that without libevenkv_python.so, as
-with torch before 2.10.
+within it.  Rows and columns take turns, round by round, so that a clock that changes is the same to all.  One small
+batch, so that the GPU is not what limits.  Rows: the operators themselves (evenkv::decode_out and evenkv::decode, the
+low-level registration), the functions over them, and for comparison torch's scaled_dot_product_attention.  Columns:
+the whole call; the same with a function that does nothing in the place of ekv_decode, which is what Python, torch's
+dispatcher and this package take; and that without libevenkv_python.so, as with torch before 2.10.
 
 --at-most US    exit status 1 if evenkv::decode_out takes longer, all in all"""
 
@@ -28,22 +28,24 @@ import evenkv.flashinfer
 import evenkv.torch
 from evenkv import _calls, _torch_ops
 
-ROUNDS, CALLS = 200, 50
+ROUNDS, CALLS = 100, 50
 
 
-def measure(call, synchronize):
-    """(median, 10th percentile) of the rounds' mean, us."""
-    for _ in range(20):
-        call()
-    times = []
-    for _ in range(ROUNDS):
-        synchronize()
-        begin = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        times.append((time.perf_counter() - begin) / CALLS * 1e6)
+def measure(rows, ways, synchronize):
+    """(median, 10th percentile) of the rounds' mean, us, by (row, column)."""
+    times = {(name, column): [] for name, _ in rows for column in ways}
+    for turn in range(-2, ROUNDS):  # two rounds to warm up
+        for column, (_calls.describe, _calls.launch) in ways.items():
+            for name, call in rows:
+                synchronize()
+                begin = time.perf_counter()
+                for _ in range(CALLS):
+                    call()
+                if turn >= 0:
+                    times[name, column].append((time.perf_counter() - begin) / CALLS * 1e6)
     synchronize()
-    return statistics.median(times), sorted(times)[ROUNDS // 10]
+    return {key: (statistics.median(all_rounds), sorted(all_rounds)[ROUNDS // 10])
+            for key, all_rounds in times.items()}
 
 
 def calls(device):
@@ -97,15 +99,16 @@ def main():
     ways, rows = columns(), []
     print(f"{'':50}" + "".join(f"{name:>30}" for name in ways))
     with torch.inference_mode():
-        for name, call in calls(arguments.device):
-            row = {"call": name}
-            for column, (_calls.describe, _calls.launch) in ways.items():
-                median, low = measure(call, synchronize)
-                row |= {f"{column}_us": f"{median:.2f}", f"{column}_p10_us": f"{low:.2f}"}
-            rows.append(row | {"device": arguments.device, "torch": torch.__version__,
-                               "python": sys.version.split()[0]})
-            print(f"{name:36} {'median (p10)':13}" + "".join(
-                f"{row[f'{c}_us']:>21} ({row[f'{c}_p10_us']:>6})" for c in ways), flush=True)
+        named = calls(arguments.device)
+        measured = measure(named, ways, synchronize)
+    for name, _ in named:
+        row = {"call": name}
+        for column in ways:
+            median, low = measured[name, column]
+            row |= {f"{column}_us": f"{median:.2f}", f"{column}_p10_us": f"{low:.2f}"}
+        rows.append(row | {"device": arguments.device, "torch": torch.__version__, "python": sys.version.split()[0]})
+        print(f"{name:36} {'median (p10)':13}" + "".join(
+            f"{row[f'{c}_us']:>21} ({row[f'{c}_p10_us']:>6})" for c in ways), flush=True)
     if arguments.csv:
         with open(arguments.csv, "w", newline="") as file:
             writer = csv.DictWriter(file, rows[0], lineterminator="\n")

@@ -117,6 +117,7 @@ static ekv_status prepare_even(ekv_plan *plan, const int32_t *kv_len, CUstream s
                                        .cut = m.cut,
                                        .marks = m.marks,
                                        .emit = plan->batch.batch_size <= EKV_EMIT_ALONE_REQUESTS };
+    params.emit = params.emit && params.line.num_ctas <= EKV_EMIT_ALONE_CTAS;
     params.line.kv_len = NULL; /* the host's */
     const bool invariant = plan->planner->device_rule == EKV_DEVICE_RULE_EVEN_INVARIANT;
     return launch(((ekv_cuda_plan *)plan->cuda)->cuda,

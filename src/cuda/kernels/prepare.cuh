@@ -137,7 +137,7 @@ EKV_DEVICE void store_header(const ekv_prepare_io &io, int32_t num_tiles, int32_
 
 enum {
     ITEMS = 4,             /* requests a thread takes at a time */
-    SHARED_REQUESTS = 4096 /* up to so many, searches read shared memory */
+    SHARED_REQUESTS = 3072 /* below so many, searches read shared memory */
 };
 
 /* The line with its prefix sums, as the second kernel sees it. */
@@ -250,36 +250,66 @@ EKV_DEVICE void mark_ctas(const ekv_prepare_even_params &p, int64_t (&sums)[WARP
 
 /* ---- even, even-invariant: records -------------------------------------------------------------------- */
 
-/* The records of CTA `cta`, by threads thread, thread + threads, ... below the number of its tiles. */
+/* Tile k of CTA `cta`, its merge if it is the merge's first, and the CTA's own record. */
 template <int INVARIANT>
-EKV_DEVICE void emit_cta(const ekv_prepare_even_params &p, const ekv_even_chunk_line &line, int32_t cta, int32_t thread,
-                         int32_t threads)
+EKV_DEVICE void emit_piece(const ekv_prepare_even_params &p, const ekv_even_chunk_line &line, int32_t cta,
+                           const ekv_even_mark (&mark)[2], int32_t k)
 {
-    const ekv_even_mark mark[2] = { p.marks[cta], p.marks[cta + 1] };
-    const int32_t begin = mark[0].tiles, end = mark[1].tiles;
-    ekv_tile tile = {};
-    for (int32_t k = thread; k < end - begin; k += threads) {
-        ekv_merge merge;
-        int32_t index;
-        if (INVARIANT) {
-            index = ekv_even_chunk_piece(&line, mark, k, &tile, &merge);
-        } else {
-            index = ekv_even_piece(&line.chunks.line, cta, mark, k, &tile, &merge);
-            if (index >= 0)
-                index = p.marks[index].merges;
-        }
-        tile = ekv_device_tile(tile, index);
-        store_tile(p.io.tiles + begin + k, tile);
-        if (index >= 0 && tile.kv_begin == 0)
-            store_merge(p.io.merges + index, merge);
-        if (k == 0 && p.io.ctas)
-            store_cta(p.io.ctas + cta, begin, end, tile);
+    ekv_tile tile;
+    ekv_merge merge;
+    int32_t index;
+    if (INVARIANT) {
+        index = ekv_even_chunk_piece(&line, mark, k, &tile, &merge);
+    } else {
+        index = ekv_even_piece(&line.chunks.line, cta, mark, k, &tile, &merge);
+        if (index >= 0)
+            index = p.marks[index].merges;
     }
-    if (begin == end && thread == 0 && p.io.ctas)
-        store_cta(p.io.ctas + cta, begin, end, tile);
+    tile = ekv_device_tile(tile, index);
+    store_tile(p.io.tiles + mark[0].tiles + k, tile);
+    if (index >= 0 && tile.kv_begin == 0)
+        store_merge(p.io.merges + index, merge);
+    if (k == 0 && p.io.ctas)
+        store_cta(p.io.ctas + cta, mark[0].tiles, mark[1].tiles, tile);
 }
 
-/* One CTA, a warp for each CTA of the plan at a time.  Where p.emit is 0, ekv_emit_* writes the records instead. */
+/* Of a CTA without tiles. */
+EKV_DEVICE void emit_nothing(const ekv_prepare_even_params &p, int32_t cta, const ekv_even_mark (&mark)[2])
+{
+    const ekv_tile none = {};
+    if (mark[0].tiles == mark[1].tiles && p.io.ctas)
+        store_cta(p.io.ctas + cta, mark[0].tiles, mark[1].tiles, none);
+}
+
+/* All records, by one CTA: a thread for each tile. */
+template <int INVARIANT>
+EKV_DEVICE void emit_all(const ekv_prepare_even_params &p, const ekv_even_chunk_line &line)
+{
+    __shared__ int32_t begin[EKV_EMIT_ALONE_CTAS + 1]; /* first tile of each CTA */
+    const int32_t num_ctas = p.line.num_ctas;
+    for (int32_t cta = (int32_t)threadIdx.x; cta <= num_ctas; cta += THREADS) {
+        begin[cta] = p.marks[cta].tiles;
+        if (cta < num_ctas) {
+            const ekv_even_mark mark[2] = { p.marks[cta], p.marks[cta + 1] };
+            emit_nothing(p, cta, mark);
+        }
+    }
+    __syncthreads();
+    for (int32_t i = (int32_t)threadIdx.x; i < begin[num_ctas]; i += THREADS) {
+        int32_t cta = 0, last = num_ctas - 1;
+        while (cta < last) { /* the last CTA that begins at tile i or before */
+            const int32_t middle = cta + (last - cta + 1) / 2;
+            if (begin[middle] <= i)
+                cta = middle;
+            else
+                last = middle - 1;
+        }
+        const ekv_even_mark mark[2] = { p.marks[cta], p.marks[cta + 1] };
+        emit_piece<INVARIANT>(p, line, cta, mark, i - begin[cta]);
+    }
+}
+
+/* One CTA.  Where p.emit is 0, ekv_emit_* writes the records instead. */
 template <int INVARIANT>
 EKV_DEVICE void prepare_even(const ekv_prepare_even_params &p)
 {
@@ -295,18 +325,23 @@ EKV_DEVICE void prepare_even(const ekv_prepare_even_params &p)
     ekv_even_chunk_line line = chunk_line_of(p);
     if (cost)
         line.chunks.line.cost = cost;
-    for (int32_t cta = (int32_t)(threadIdx.x / 32); cta < p.line.num_ctas; cta += WARPS)
-        emit_cta<INVARIANT>(p, line, cta, (int32_t)(threadIdx.x % 32), 32);
+    emit_all<INVARIANT>(p, line);
 }
 
+/* A CTA for each of the plan's. */
 template <int INVARIANT>
 EKV_DEVICE void emit_even(const ekv_prepare_even_params &p)
 {
     ekv_launch_dependents();
     ekv_wait_for_launch();
     const ekv_even_chunk_line line = chunk_line_of(p);
-    for (int32_t cta = (int32_t)blockIdx.x; cta < p.line.num_ctas; cta += (int32_t)gridDim.x)
-        emit_cta<INVARIANT>(p, line, cta, (int32_t)threadIdx.x, (int32_t)blockDim.x);
+    for (int32_t cta = (int32_t)blockIdx.x; cta < p.line.num_ctas; cta += (int32_t)gridDim.x) {
+        const ekv_even_mark mark[2] = { p.marks[cta], p.marks[cta + 1] };
+        for (int32_t k = (int32_t)threadIdx.x; k < mark[1].tiles - mark[0].tiles; k += (int32_t)blockDim.x)
+            emit_piece<INVARIANT>(p, line, cta, mark, k);
+        if (threadIdx.x == 0)
+            emit_nothing(p, cta, mark);
+    }
 }
 
 /* ---- fa3 ---------------------------------------------------------------------------------------------- */

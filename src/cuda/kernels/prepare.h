@@ -9,9 +9,10 @@
 
 enum {
     EKV_PREPARE_THREADS = 1024,
-    EKV_EMIT_ALONE_REQUESTS = 4096, /* of more requests many CTAs write the records */
-    EKV_EMIT_EVEN_THREADS = 128,    /* all on one CTA of the plan */
-    EKV_EMIT_FA3_THREADS = 128      /* a warp on one request */
+    EKV_EMIT_ALONE_REQUESTS = 3071, /* of more requests, or for more CTAs, many CTAs write the records */
+    EKV_EMIT_ALONE_CTAS = 1024,
+    EKV_EMIT_EVEN_THREADS = 128, /* all on one CTA of the plan */
+    EKV_EMIT_FA3_THREADS = 128   /* a warp on one request */
 };
 
 /* Lengths in, records out. */
