@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXEMPT = re.compile(r"<!-- not (run|compiled|parsed): \S.*-->")
 MEASURED = {  # of a README table by its first heading: the CSVs, and their column of names
     "system, us": (["data/h200-systems.csv"], "system"),
-    "planner, us": (["bench/results/h200-2026-11-30/mma.csv", "bench/results/h200-2026-11-30/simt.csv"], "planner"),
+    "planner, us": (["bench/results/h200-2026-12-01/mma.csv", "bench/results/h200-2026-12-01/simt.csv"], "planner"),
 }
 OUTPUT = "<!-- output -->"
 OUTPUT_NUMBERS_VARY = "<!-- output, numbers vary -->"

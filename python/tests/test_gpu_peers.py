@@ -112,7 +112,7 @@ def run(tmp_path, rounds=20, systems=None):
 
 
 def test_columns_are_those_of_evenkv_bench():
-    with open(ROOT / "bench/results/h200-2026-11-30/traffic.csv", newline="") as file:
+    with open(ROOT / "bench/results/h200-2026-12-01/traffic.csv", newline="") as file:
         assert next(csv.reader(file)) == gpu_peers.COLUMNS
 
 
