@@ -99,6 +99,8 @@ struct __align__(16) round_header
     int32_t reserved;
 };
 
+static_assert(sizeof(round_header) == EKV_MMA_HEADER_BYTES, "the host counts its bytes");
+
 struct round {
     round_header header;
     int2 places[1]; /* [round_tokens]: page and token in the page.  Where p.pages_aligned, only every 16th is set. */
