@@ -155,7 +155,7 @@ static void pool_shares_work(void **state)
         atomic_int counts[16] = { 0 };
         for (int run = 0; run < 500; run++) {
             shared_work work = { .units = run % 40 };
-            ekv_pool_share(context->pool, take_units, &work);
+            ekv_pool_share(context->pool, take_units, &work, run % 3 > 0);
             assert_int_equal(work.done, work.units);
             assert_int_equal(work.inside, 0);
             if (run % 5 == 0)
@@ -173,7 +173,7 @@ static void *share_often(void *argument)
     ekv_pool *pool = argument;
     for (int run = 0; run < 300; run++) {
         shared_work work = { .units = 7 };
-        ekv_pool_share(pool, take_units, &work);
+        ekv_pool_share(pool, take_units, &work, run % 2 > 0);
         if (work.done != 7 || work.inside)
             return pool;
     }

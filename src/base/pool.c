@@ -222,7 +222,8 @@ int32_t ekv_pool_num_threads(const ekv_pool *pool)
     return pool->num_threads;
 }
 
-static void run(ekv_pool *pool, void (*work)(void *argument, int32_t thread), void *argument, bool all)
+static void run(ekv_pool *pool, void (*work)(void *argument, int32_t thread), void *argument, bool all,
+                bool wake_sleepers)
 {
     pthread_mutex_lock(&pool->turn);
     pool->work = work;
@@ -230,7 +231,7 @@ static void run(ekv_pool *pool, void (*work)(void *argument, int32_t thread), vo
     atomic_store(&pool->left, 0);
     const uint64_t number = RUN(atomic_load(&pool->word)) + 1;
     atomic_store(&pool->word, (number & UINT32_MAX) << 32 | OPEN);
-    if (atomic_load(&pool->sleepers))
+    if (wake_sleepers && atomic_load(&pool->sleepers))
         wake(pool, &pool->start);
     work(argument, 0);
     if (all)
@@ -242,10 +243,10 @@ static void run(ekv_pool *pool, void (*work)(void *argument, int32_t thread), vo
 
 void ekv_pool_run(ekv_pool *pool, void (*work)(void *argument, int32_t thread), void *argument)
 {
-    run(pool, work, argument, true);
+    run(pool, work, argument, true, true);
 }
 
-void ekv_pool_share(ekv_pool *pool, void (*work)(void *argument, int32_t thread), void *argument)
+void ekv_pool_share(ekv_pool *pool, void (*work)(void *argument, int32_t thread), void *argument, bool wake_sleepers)
 {
-    run(pool, work, argument, false);
+    run(pool, work, argument, false, wake_sleepers);
 }

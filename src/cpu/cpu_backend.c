@@ -22,10 +22,12 @@ enum { MIN_HEAD_DIM = 32, MAX_HEAD_DIM = 256, HEAD_DIM_STEP = 8 };
 /* Requests of a unit that looks for empty ones. */
 enum { EMPTY_REQUESTS = 64 };
 
+/* K and V that the caller is done with before a sleeping thread would have come (base/pool.h): 8 us at 8 GB/s. */
+enum { ALONE_BYTES = 64 << 10 };
+
 /* One thread's own memory. */
 typedef struct scratch {
     void *q;      /* [heads][slot_rows][head_dim], the kernel's q_dtype */
-    float *block; /* [EKV_TILE_BLOCK][head_dim] */
     float *p;     /* [panels][EKV_TILE_BLOCK][EKV_TILE_PANEL] */
     float *state; /* [heads][panels][2][EKV_TILE_PANEL] */
     float *acc;   /* [heads][slot_rows][head_dim] */
@@ -71,7 +73,6 @@ static scratch lay_out_scratch(ekv_arena *arena, const ekv_plan *plan)
     const size_t tile_rows = (size_t)plan->heads * rows; /* no tile has more */
     const size_t lanes = (rows + EKV_TILE_PANEL - 1) / EKV_TILE_PANEL * EKV_TILE_PANEL;
     return (scratch){ .q = ekv_arena_take(arena, tile_rows * dim * sizeof(float)),
-                      .block = ekv_arena_take(arena, EKV_TILE_BLOCK * dim * sizeof(float)),
                       .p = ekv_arena_take(arena, lanes * EKV_TILE_BLOCK * sizeof(float)),
                       .state = ekv_arena_take(arena, (size_t)plan->heads * 2 * lanes * sizeof(float)),
                       .acc = ekv_arena_take(arena, tile_rows * dim * sizeof(float)),
@@ -260,7 +261,6 @@ static void run_heads(const decode_run *run, const ekv_tile *tile, int32_t head,
         .v_stride_page = t->v_stride_page,
         .v_stride_token = t->v_stride_token,
         .v_stride_head = t->v_stride_head,
-        .block = own->block,
         .p = own->p,
         .state = own->state,
         .acc = partial ? run->workspace.acc + slot_row * plan->batch.head_dim : own->acc,
@@ -343,6 +343,15 @@ static ekv_status cpu_supports(const ekv_plan *plan, const ekv_tensors *tensors,
     return ekv_cpu_kernel_choose(&plan->batch, options->kernel, &kernel);
 }
 
+/* Of K and V. */
+static int64_t kv_bytes(const ekv_plan *plan)
+{
+    int64_t tokens = 0;
+    for (int32_t b = 0; b < plan->batch.batch_size; b++)
+        tokens += plan->kv_len[b];
+    return 2 * tokens * plan->batch.kv_heads * plan->batch.head_dim * ekv_dtype_size(plan->batch.kv_dtype);
+}
+
 static bool any_empty(const ekv_plan *plan)
 {
     for (int32_t b = 0; b < plan->batch.batch_size; b++)
@@ -369,7 +378,7 @@ static ekv_status cpu_decode(ekv_plan *plan, const ekv_tensors *tensors, const e
     run.num_units = run.tile_units + (any_empty(plan) ? ekv_ceil_div(plan->batch.batch_size, EMPTY_REQUESTS) : 0);
     expect_arrivals(&run);
     if (run.num_units > 1)
-        ekv_pool_share(plan->context->pool, take_units, &run);
+        ekv_pool_share(plan->context->pool, take_units, &run, kv_bytes(plan) > ALONE_BYTES);
     else
         take_units(&run, 0);
     return EKV_OK;

@@ -2,7 +2,7 @@
  * The tile kernel for x86-64 with AVX2, FMA and F16C. */
 #include "cpu/tile_avx2.h"
 
-enum { LANES = 8 };
+enum { MOST_ROWS = 4, LANES = 8 };
 
 typedef panel vec;
 

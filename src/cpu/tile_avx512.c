@@ -41,9 +41,12 @@ static inline void vec_join(vec *a, vec *b)
     *b = _mm512_permutex2var_ps(first, high, *b);
 }
 
-/* Of 32 registers 16 are accumulators. */
-#define TOKENS(rows) ((rows) == 4 ? 4 : 8)
-#define CHUNKS(rows) ((rows) == 4 ? 4 : 8)
+/* Conversions take the ports of multiply-adds here, hence the largest passes.  Of 32 registers 16 to 24 are
+ * accumulators. */
+enum { MOST_ROWS = 8 };
+
+#define TOKENS(rows) ((rows) == 8 ? 3 : (rows) == 4 ? 4 : 8)
+#define CHUNKS(rows) ((rows) == 8 ? 2 : (rows) == 4 ? 4 : 8)
 
 #include "cpu/tile_body.h"
 

@@ -28,7 +28,7 @@ enum { DOT_ROWS = 4, DOT_TOKENS = 4 };
 
 /* p[t][r] = q[r] . k[t] for tokens [t, t + tokens). */
 TILE_INLINE void dots_at(const int32_t rows, const int32_t tokens, const uint16_t *restrict q, const char *const *row,
-                         int32_t t, int32_t head_dim, float *restrict p)
+                         int32_t t, int32_t head_dim, float *restrict p, tile_fetch *fetch)
 {
     vec acc[DOT_TOKENS][DOT_ROWS];
 #pragma GCC unroll 4
@@ -37,6 +37,7 @@ TILE_INLINE void dots_at(const int32_t rows, const int32_t tokens, const uint16_
         for (int32_t r = 0; r < DOT_ROWS; r++)
             acc[i][r] = (vec){ 0 };
     for (int32_t d = 0; d < head_dim; d += STEP) {
+        tile_fetch_step(fetch);
         __m512i k[DOT_TOKENS];
 #pragma GCC unroll 4
         for (int32_t i = 0; i < tokens; i++)
@@ -63,12 +64,10 @@ TILE_INLINE void dots_of(const int32_t rows, const uint16_t *q, const char *cons
                          float *p, tile_fetch *fetch)
 {
     int32_t t = 0;
-    for (; t + DOT_TOKENS <= n; t += DOT_TOKENS) {
-        tile_fetch_step(fetch);
-        dots_at(rows, DOT_TOKENS, q, row, t, head_dim, p);
-    }
+    for (; t + DOT_TOKENS <= n; t += DOT_TOKENS)
+        dots_at(rows, DOT_TOKENS, q, row, t, head_dim, p, fetch);
     for (; t < n; t++)
-        dots_at(rows, 1, q, row, t, head_dim, p);
+        dots_at(rows, 1, q, row, t, head_dim, p, fetch);
 }
 
 /* ---- P.V --------------------------------------------------------------------------------------------- */
@@ -88,7 +87,7 @@ static inline void round_weights(const float *p, int32_t n, int32_t *pairs)
 
 /* acc[r] = acc[r] * alpha[r] + sum over n tokens of p[t][r] v[t], for `chunks` times STEP elements from d on. */
 TILE_INLINE void weigh_at(const int32_t rows, const int32_t chunks, const int32_t *pairs, const char *const *row,
-                          int32_t n, int32_t d, int32_t head_dim, const float *alpha, float *acc)
+                          int32_t n, int32_t d, int32_t head_dim, const float *alpha, float *acc, tile_fetch *fetch)
 {
     static const uint16_t zeros[4 * STEP]; /* the partner of the last token of an odd number */
     vec sum[8][8];
@@ -98,6 +97,7 @@ TILE_INLINE void weigh_at(const int32_t rows, const int32_t chunks, const int32_
         for (int32_t c = 0; c < 2 * chunks; c++)
             sum[r][c] = (vec){ 0 };
     for (int32_t t = 0; t < n; t += 2) {
+        tile_fetch_step(fetch);
         const uint16_t *even = (const uint16_t *)(const void *)row[t] + d;
         const uint16_t *odd = t + 1 < n ? (const uint16_t *)(const void *)row[t + 1] + d : zeros;
         __m512i v[8];
@@ -128,12 +128,10 @@ TILE_INLINE void weigh_of(const int32_t rows, const int32_t chunks, const int32_
                           int32_t n, int32_t head_dim, const float *alpha, float *acc, tile_fetch *fetch)
 {
     int32_t d = 0;
-    for (; d + chunks * STEP <= head_dim; d += chunks * STEP) {
-        tile_fetch_step(fetch);
-        weigh_at(rows, chunks, pairs, row, n, d, head_dim, alpha, acc);
-    }
+    for (; d + chunks * STEP <= head_dim; d += chunks * STEP)
+        weigh_at(rows, chunks, pairs, row, n, d, head_dim, alpha, acc, fetch);
     for (; d < head_dim; d += STEP)
-        weigh_at(rows, 1, pairs, row, n, d, head_dim, alpha, acc);
+        weigh_at(rows, 1, pairs, row, n, d, head_dim, alpha, acc, fetch);
 }
 
 /* ---- Tiles ------------------------------------------------------------------------------------------- */
@@ -159,10 +157,10 @@ static void run_unit(const ekv_cpu_tile *tile, int32_t head, const tile_rows *ro
     const uint16_t *q = (const uint16_t *)tile->q + (int64_t)head * tile->rows * dim;
     float *acc = tile->acc + head * tile->stride_acc;
     tile_state *states = tile_states(tile, head);
-    int32_t *pairs = (int32_t *)(void *)tile->block;
     for (int32_t r = 0; r < tile->rows; r += PANEL) {
         const int32_t step = (int32_t)ekv_min(tile->rows - r, PANEL);
         float *p = tile->p + r * EKV_TILE_BLOCK, alpha[PANEL];
+        int32_t pairs[EKV_TILE_BLOCK / 2 * PANEL];
         int32_t i = 0;
         for (; i + DOT_ROWS <= step; i += DOT_ROWS)
             dots_of(DOT_ROWS, q + (int64_t)(r + i) * dim, rows->k, n, dim, p + i, fetch);
@@ -174,15 +172,15 @@ static void run_unit(const ekv_cpu_tile *tile, int32_t head, const tile_rows *ro
     }
 }
 
-/* Steps of fetching in a unit, of whole blocks. */
+/* Steps of fetching in a unit of a whole block, or a few less. */
 static int32_t steps_of(const ekv_cpu_tile *tile)
 {
-    const int32_t block = EKV_TILE_BLOCK / DOT_TOKENS, vectors = tile->head_dim / STEP;
+    const int32_t vectors = tile->head_dim / STEP;
     int32_t steps = 0;
     for (int32_t r = 0; r < tile->rows; r += PANEL) {
         const int32_t step = (int32_t)ekv_min(tile->rows - r, PANEL);
-        steps += (step / 4 + step % 4) * block;
-        steps += step == PANEL ? vectors : step / 4 * (vectors / 2) + step % 4 * (vectors / 4);
+        steps += (step / 4 + step % 4) * EKV_TILE_BLOCK / DOT_TOKENS * vectors;
+        steps += EKV_TILE_BLOCK / 2 * (step == PANEL ? vectors : step / 4 * (vectors / 2) + step % 4 * (vectors / 4));
     }
     return steps;
 }

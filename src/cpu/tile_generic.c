@@ -2,7 +2,7 @@
  * The portable tile kernel, in vectors that GCC and Clang map to any machine's registers. */
 #include "base/half.h"
 
-enum { LANES = 4 };
+enum { MOST_ROWS = 4, LANES = 4 };
 
 typedef float vec __attribute__((vector_size(16)));
 typedef float panel __attribute__((vector_size(32)));

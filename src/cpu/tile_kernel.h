@@ -30,7 +30,6 @@ typedef struct ekv_cpu_tile {
     int64_t k_stride_page, k_stride_token, k_stride_head; /* elements */
     int64_t v_stride_page, v_stride_token, v_stride_head;
     /* Scratch, aligned to 64 bytes; panels = ceil(rows / EKV_TILE_PANEL). */
-    float *block; /* [EKV_TILE_BLOCK][head_dim] */
     float *p;     /* [panels][EKV_TILE_BLOCK][EKV_TILE_PANEL] */
     float *state; /* [heads][panels][2][EKV_TILE_PANEL] */
     /* The result: with dots m_t = q.k_t (not scaled) and their maximum, weights w_t = exp(scale * (m_t - max)),

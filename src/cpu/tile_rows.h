@@ -70,41 +70,66 @@ static inline void tile_shift_rows(const tile_rows *from, int64_t k_bytes, int64
 /* ---- Fetching ---------------------------------------------------------------------------------------- */
 
 /* A walk over the rows of a block, all heads, as they lie in memory, so that what it begins the hardware's prefetchers
- * go on with. */
-typedef struct tile_fetch {
+ * go on with.  Each unit fetches as many of them as it has itself. */
+typedef struct tile_walk {
     const tile_rows *rows;  /* of the first head */
     int64_t k_head, v_head; /* bytes from head to head */
-    int32_t row_bytes, heads;
+    int32_t heads;
     bool heads_first; /* heads of a token are next to each other, else tokens of a head */
     bool v;           /* K is through */
     int32_t token, head;
-    int32_t at_once; /* rows; 0 once all is fetched */
+} tile_walk;
+
+static inline const char *tile_walk_next(tile_walk *w)
+{
+    const char *row = w->v ? w->rows->v[w->token] + w->head * w->v_head : w->rows->k[w->token] + w->head * w->k_head;
+    int32_t *inner = w->heads_first ? &w->head : &w->token, *outer = w->heads_first ? &w->token : &w->head;
+    const int32_t inner_end = w->heads_first ? w->heads : w->rows->n;
+    const int32_t outer_end = w->heads_first ? w->rows->n : w->heads;
+    if (++*inner == inner_end) {
+        *inner = 0;
+        if (++*outer == outer_end) {
+            *outer = 0;
+            w->v = true;
+        }
+    }
+    return row;
+}
+
+/* What is fetched during a unit. */
+typedef struct tile_fetch {
+    const char *line, *end; /* next line, end of its row */
+    const char **next;      /* row; the last stays */
+    int32_t row_bytes;
+    int32_t lines, steps; /* a step fetches lines / steps lines on average */
+    int32_t due;          /* 1 / steps of a line */
+    const char **last;
+    const char *rows[2 * EKV_TILE_BLOCK];
 } tile_fetch;
 
-static inline void tile_fetch_next(tile_fetch *f)
+static inline void tile_fetch_unit(tile_fetch *f, tile_walk *walk)
 {
-    int32_t *inner = f->heads_first ? &f->head : &f->token, *outer = f->heads_first ? &f->token : &f->head;
-    const int32_t inner_end = f->heads_first ? f->heads : f->rows->n;
-    const int32_t outer_end = f->heads_first ? f->rows->n : f->heads;
-    if (++*inner < inner_end)
-        return;
-    *inner = 0;
-    if (++*outer < outer_end)
-        return;
-    *outer = 0;
-    f->at_once = f->v ? 0 : f->at_once;
-    f->v = true;
+    const int32_t n = 2 * walk->rows->n;
+    for (int32_t i = 0; i < n; i++)
+        f->rows[i] = tile_walk_next(walk);
+    f->last = f->rows + n - 1;
+    f->line = f->rows[0];
+    f->end = f->line + f->row_bytes;
+    f->next = f->rows + 1;
+    f->due = 0;
 }
 
 /* Called evenly throughout a unit: loads in flight are few, and a burst of them would hold up the computation. */
-static inline void tile_fetch_step(tile_fetch *f)
+TILE_INLINE void tile_fetch_step(tile_fetch *f)
 {
-    for (int32_t i = 0; i < f->at_once; i++) {
-        const char *row =
-            f->v ? f->rows->v[f->token] + f->head * f->v_head : f->rows->k[f->token] + f->head * f->k_head;
-        for (int32_t at = 0; at < f->row_bytes; at += CACHE_LINE)
-            __builtin_prefetch(row + at, 0, 3);
-        tile_fetch_next(f);
+    for (f->due += f->lines; f->due >= f->steps; f->due -= f->steps) {
+        __builtin_prefetch(f->line, 0, 3);
+        f->line += CACHE_LINE;
+        if (f->line >= f->end) {
+            f->line = *f->next;
+            f->end = f->line + f->row_bytes;
+            f->next += f->next < f->last;
+        }
     }
 }
 
@@ -143,27 +168,27 @@ static inline void tile_end(const ekv_cpu_tile *tile)
         }
 }
 
-/* Calls `unit` for every block and, within it, every head.  steps: how often a unit calls tile_fetch_step. */
+/* Calls `unit` for every block and, within it, every head.  steps: how often a unit of a whole
+ * block calls tile_fetch_step. */
 static inline void tile_for_units(const ekv_cpu_tile *tile, tile_unit *unit, int32_t steps)
 {
     const int64_t size = ekv_dtype_size(tile->kv_dtype);
     const int64_t k_head = tile->k_stride_head * size, v_head = tile->v_stride_head * size;
-    const int32_t row_bytes = (int32_t)(tile->head_dim * size);
     const int64_t k_token = tile->k_stride_token * size;
     tile_rows blocks[2], unit_rows;
+    tile_fetch fetch = { .row_bytes = (int32_t)(tile->head_dim * size), .steps = steps };
     tile_begin(tile);
     tile_find_rows(tile, tile->kv_begin, &blocks[0]);
     for (int32_t i = 0; blocks[i].n > 0; i ^= 1) {
         const tile_rows *next = &blocks[i ^ 1];
         tile_find_rows(tile, blocks[i].first + blocks[i].n, &blocks[i ^ 1]);
-        tile_fetch fetch = { .rows = next,
-                             .k_head = k_head,
-                             .v_head = v_head,
-                             .row_bytes = row_bytes,
-                             .heads = tile->heads,
-                             .heads_first = k_head < k_token,
-                             .at_once = (2 * next->n + steps - 1) / steps };
+        tile_walk walk = {
+            .rows = next, .k_head = k_head, .v_head = v_head, .heads = tile->heads, .heads_first = k_head < k_token
+        };
+        fetch.lines = 2 * next->n * (int32_t)ekv_ceil_div(fetch.row_bytes, CACHE_LINE);
         for (int32_t h = 0; h < tile->heads; h++) {
+            if (next->n)
+                tile_fetch_unit(&fetch, &walk);
             tile_shift_rows(&blocks[i], h * k_head, h * v_head, &unit_rows);
             unit(tile, h, &unit_rows, &fetch);
         }
