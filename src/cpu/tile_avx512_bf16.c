@@ -36,8 +36,9 @@ TILE_INLINE void dots_at(const int32_t rows, const int32_t tokens, const uint16_
 #pragma GCC unroll 4
         for (int32_t r = 0; r < DOT_ROWS; r++)
             acc[i][r] = (vec){ 0 };
+    tile_cursor cursor = fetch->cursor;
     for (int32_t d = 0; d < head_dim; d += STEP) {
-        tile_fetch_step(fetch);
+        tile_fetch_step(fetch, &cursor);
         __m512i k[DOT_TOKENS];
 #pragma GCC unroll 4
         for (int32_t i = 0; i < tokens; i++)
@@ -50,6 +51,7 @@ TILE_INLINE void dots_at(const int32_t rows, const int32_t tokens, const uint16_
                 acc[i][r] = dot_pairs(acc[i][r], query, k[i]);
         }
     }
+    fetch->cursor = cursor;
 #pragma GCC unroll 4
     for (int32_t i = 0; i < tokens; i++) {
         const __m128 sums = vec_sums(acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
@@ -96,8 +98,9 @@ TILE_INLINE void weigh_at(const int32_t rows, const int32_t chunks, const int32_
 #pragma GCC unroll 8
         for (int32_t c = 0; c < 2 * chunks; c++)
             sum[r][c] = (vec){ 0 };
+    tile_cursor cursor = fetch->cursor;
     for (int32_t t = 0; t < n; t += 2) {
-        tile_fetch_step(fetch);
+        tile_fetch_step(fetch, &cursor);
         const uint16_t *even = (const uint16_t *)(const void *)row[t] + d;
         const uint16_t *odd = t + 1 < n ? (const uint16_t *)(const void *)row[t + 1] + d : zeros;
         __m512i v[8];
@@ -115,6 +118,7 @@ TILE_INLINE void weigh_at(const int32_t rows, const int32_t chunks, const int32_
                 sum[r][c] = dot_pairs(sum[r][c], weights, v[c]);
         }
     }
+    fetch->cursor = cursor;
 #pragma GCC unroll 8
     for (int32_t r = 0; r < rows; r++)
 #pragma GCC unroll 8

@@ -89,15 +89,16 @@ TILE_INLINE void dots_at(const int32_t rows, const int32_t tokens, const ekv_dty
     for (int32_t i = 0; i < tokens; i++)
         near[i] = row[t + i];
     int32_t d = 0;
-    for (; dtype == EKV_DTYPE_BF16 && d + 2 * LANES <= head_dim; d += 2 * LANES) {
-        tile_fetch_step(fetch);
-        add_dots(rows, tokens, dtype, EVEN, q, near, d, head_dim, acc);
-        add_dots(rows, tokens, dtype, ODD, q, near, d + LANES, head_dim, acc);
+    tile_cursor cursor = fetch->cursor;
+    const bool pairs = dtype == EKV_DTYPE_BF16;
+    for (; d + 2 * LANES <= head_dim; d += 2 * LANES) {
+        tile_fetch_step(fetch, &cursor);
+        add_dots(rows, tokens, dtype, pairs ? EVEN : IN_ORDER, q, near, d, head_dim, acc);
+        add_dots(rows, tokens, dtype, pairs ? ODD : IN_ORDER, q, near, d + LANES, head_dim, acc);
     }
-    for (; d < head_dim; d += LANES) {
-        tile_fetch_step(fetch);
+    if (d < head_dim)
         add_dots(rows, tokens, dtype, IN_ORDER, q, near, d, head_dim, acc);
-    }
+    fetch->cursor = cursor;
     const int32_t dots = rows * tokens;
 #pragma GCC unroll 16
     for (int32_t first = 0; first < dots; first += 4) {
@@ -134,6 +135,23 @@ TILE_INLINE void dots_of(const int32_t rows, const ekv_dtype dtype, const float 
 /* Tokens from one step of fetching to the next. */
 enum { FETCH_TOKENS = 4 };
 
+/* sum[r] += p[r] * v for `chunks` vectors from d on. */
+TILE_INLINE void add_weighed(const int32_t rows, const int32_t chunks, const ekv_dtype dtype, const float *restrict p,
+                             const char *row, int32_t d, vec sum[MOST_ROWS][CHUNKS(1)])
+{
+    vec v[CHUNKS(1)];
+#pragma GCC unroll 16
+    for (int32_t c = 0; c < chunks; c++)
+        v[c] = read_elements(dtype, chunks == 1 ? IN_ORDER : c % 2 ? ODD : EVEN, row, d + c * LANES);
+#pragma GCC unroll 8
+    for (int32_t r = 0; r < rows; r++) {
+        const vec weight = vec_splat(p[r]);
+#pragma GCC unroll 16
+        for (int32_t c = 0; c < chunks; c++)
+            sum[r][c] = vec_fma(weight, v[c], sum[r][c]);
+    }
+}
+
 /* acc[r] = acc[r] * alpha[r] + sum over n tokens of p[t][r] v[t], for `chunks` vectors from d on. */
 TILE_INLINE void weigh_at(const int32_t rows, const int32_t chunks, const ekv_dtype dtype, const float *restrict p,
                           const char *const *row, int32_t n, int32_t d, int32_t head_dim, const float *restrict alpha,
@@ -145,21 +163,17 @@ TILE_INLINE void weigh_at(const int32_t rows, const int32_t chunks, const ekv_dt
 #pragma GCC unroll 16
         for (int32_t c = 0; c < chunks; c++)
             sum[r][c] = (vec){ 0 };
-    for (int32_t t = 0; t < n; t++) {
-        if (t % FETCH_TOKENS == 0)
-            tile_fetch_step(fetch);
-        vec v[CHUNKS(1)];
-#pragma GCC unroll 16
-        for (int32_t c = 0; c < chunks; c++)
-            v[c] = read_elements(dtype, chunks == 1 ? IN_ORDER : c % 2 ? ODD : EVEN, row[t], d + c * LANES);
-#pragma GCC unroll 8
-        for (int32_t r = 0; r < rows; r++) {
-            const vec weight = vec_splat(p[t * PANEL + r]);
-#pragma GCC unroll 16
-            for (int32_t c = 0; c < chunks; c++)
-                sum[r][c] = vec_fma(weight, v[c], sum[r][c]);
-        }
+    tile_cursor cursor = fetch->cursor;
+    int32_t t = 0;
+    for (; t + FETCH_TOKENS <= n; t += FETCH_TOKENS) {
+        tile_fetch_step(fetch, &cursor);
+#pragma GCC unroll 4
+        for (int32_t i = 0; i < FETCH_TOKENS; i++)
+            add_weighed(rows, chunks, dtype, p + (t + i) * PANEL, row[t + i], d, sum);
     }
+    for (; t < n; t++)
+        add_weighed(rows, chunks, dtype, p + t * PANEL, row[t], d, sum);
+    fetch->cursor = cursor;
 #pragma GCC unroll 8
     for (int32_t r = 0; r < rows; r++)
 #pragma GCC unroll 16
@@ -244,11 +258,10 @@ static void run_unit(const ekv_cpu_tile *tile, int32_t head, const tile_rows *ro
 /* Steps of fetching in a unit of a whole block, or a few less. */
 static int32_t steps_of(const ekv_cpu_tile *tile)
 {
-    const int32_t elements = tile->kv_dtype == EKV_DTYPE_BF16 ? 2 * LANES : LANES;
     int32_t steps = 0;
     for (int32_t r = 0, step; r < tile->rows; r += step) {
         step = pass_rows(tile->rows, r);
-        steps += EKV_TILE_BLOCK / TOKENS(step) * (tile->head_dim / elements);
+        steps += EKV_TILE_BLOCK / TOKENS(step) * (tile->head_dim / (2 * LANES));
         steps += EKV_TILE_BLOCK / FETCH_TOKENS * (tile->head_dim / (CHUNKS(step) * LANES));
     }
     return steps;

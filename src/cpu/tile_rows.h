@@ -2,8 +2,8 @@
  * What the tile kernels of all instruction sets share: where the rows of K and V lie, block by block, how the next
  * ones get into the caches meanwhile, and how query rows are grouped.
  *
- * A *unit* is one block of one head.  While the units of a block are computed the next block is fetched: random pages
- * are nothing that a hardware prefetcher foresees. */
+ * A *unit* is one block of one head, a *stride* the units of a block that are computed in one go.  Meanwhile the next
+ * stride is fetched: random pages are nothing that a hardware prefetcher foresees. */
 #ifndef EVENKV_CPU_TILE_ROWS_H
 #define EVENKV_CPU_TILE_ROWS_H
 
@@ -15,7 +15,7 @@
 
 #define TILE_INLINE static inline __attribute__((always_inline))
 
-enum { CACHE_LINE = 64 };
+enum { CACHE_LINE = 64, FETCH_BYTES = 2 * CACHE_LINE };
 
 /* Query rows whose dots and weights lie side by side, [EKV_TILE_BLOCK][PANEL]: softmax then goes down the tokens, with
  * a row a lane.  Lanes without a row hold numbers that nobody reads. */
@@ -69,10 +69,10 @@ static inline void tile_shift_rows(const tile_rows *from, int64_t k_bytes, int64
 
 /* ---- Fetching ---------------------------------------------------------------------------------------- */
 
-/* A walk over the rows of a block, all heads, as they lie in memory, so that what it begins the hardware's prefetchers
- * go on with.  Each unit fetches as many of them as it has itself. */
+/* A walk over the rows of a stride as they lie in memory, so that what it begins the hardware's prefetchers
+ * go on with. */
 typedef struct tile_walk {
-    const tile_rows *rows;  /* of the first head */
+    const tile_rows *rows;  /* of its first head */
     int64_t k_head, v_head; /* bytes from head to head */
     int32_t heads;
     bool heads_first; /* heads of a token are next to each other, else tokens of a head */
@@ -96,38 +96,51 @@ static inline const char *tile_walk_next(tile_walk *w)
     return row;
 }
 
+/* Rows that a unit can fetch: more than one head's, where fewer heads follow than are computed. */
+enum { FETCH_ROWS = 4 * EKV_TILE_BLOCK };
+
+/* Where a unit's fetching is; inner loops take a copy, for the compiler to keep in registers. */
+typedef struct tile_cursor {
+    const char *at, *end; /* next FETCH_BYTES, end of their row */
+    int32_t due;          /* what is left until the next ones, times steps; below 0 they are due */
+} tile_cursor;
+
 /* What is fetched during a unit. */
 typedef struct tile_fetch {
-    const char *line, *end; /* next line, end of its row */
-    const char **next;      /* row; the last stays */
+    tile_cursor cursor;
+    const char **next, **last; /* row; the last stays */
     int32_t row_bytes;
-    int32_t lines, steps; /* a step fetches lines / steps lines on average */
-    int32_t due;          /* 1 / steps of a line */
-    const char **last;
-    const char *rows[2 * EKV_TILE_BLOCK];
+    int32_t pieces, steps; /* a step fetches pieces / steps times FETCH_BYTES on average */
+    const char *rows[FETCH_ROWS];
 } tile_fetch;
 
-static inline void tile_fetch_unit(tile_fetch *f, tile_walk *walk)
+/* The next n rows; returns n. */
+static inline int32_t tile_fetch_unit(tile_fetch *f, tile_walk *walk, int32_t n)
 {
-    const int32_t n = 2 * walk->rows->n;
+    n = n < FETCH_ROWS ? n : FETCH_ROWS;
+    f->pieces = n * (int32_t)ekv_ceil_div(f->row_bytes, FETCH_BYTES);
+    f->cursor.due = 0;
+    if (n == 0)
+        return 0;
     for (int32_t i = 0; i < n; i++)
         f->rows[i] = tile_walk_next(walk);
     f->last = f->rows + n - 1;
-    f->line = f->rows[0];
-    f->end = f->line + f->row_bytes;
-    f->next = f->rows + 1;
-    f->due = 0;
+    f->next = f->rows + (n > 1);
+    f->cursor.at = f->rows[0];
+    f->cursor.end = f->rows[0] + f->row_bytes;
+    return n;
 }
 
 /* Called evenly throughout a unit: loads in flight are few, and a burst of them would hold up the computation. */
-TILE_INLINE void tile_fetch_step(tile_fetch *f)
+TILE_INLINE void tile_fetch_step(tile_fetch *f, tile_cursor *cursor)
 {
-    for (f->due += f->lines; f->due >= f->steps; f->due -= f->steps) {
-        __builtin_prefetch(f->line, 0, 3);
-        f->line += CACHE_LINE;
-        if (f->line >= f->end) {
-            f->line = *f->next;
-            f->end = f->line + f->row_bytes;
+    for (cursor->due -= f->pieces; cursor->due < 0; cursor->due += f->steps) {
+        __builtin_prefetch(cursor->at, 0, 3);
+        __builtin_prefetch(cursor->at + CACHE_LINE, 0, 3); /* of the next row, where a row ends before */
+        cursor->at += FETCH_BYTES;
+        if (cursor->at >= cursor->end) {
+            cursor->at = *f->next;
+            cursor->end = cursor->at + f->row_bytes;
             f->next += f->next < f->last;
         }
     }
@@ -135,7 +148,7 @@ TILE_INLINE void tile_fetch_step(tile_fetch *f)
 
 /* ---- Tiles ------------------------------------------------------------------------------------------- */
 
-/* One block of one head.  fetch: of the next block, to be stepped on. */
+/* One block of one head.  fetch: of the next stride, to be stepped on. */
 typedef void tile_unit(const ekv_cpu_tile *tile, int32_t head, const tile_rows *rows, tile_fetch *fetch);
 
 static inline tile_state *tile_states(const ekv_cpu_tile *tile, int32_t head)
@@ -168,30 +181,49 @@ static inline void tile_end(const ekv_cpu_tile *tile)
         }
 }
 
-/* Calls `unit` for every block and, within it, every head.  steps: how often a unit of a whole
- * block calls tile_fetch_step. */
+/* K and V of a stride, if it has more than one head.  Two at once, the one that is computed and the next one, have to
+ * stay in a second-level cache of 256 KiB beside what else is in it. */
+enum { STRIDE_BYTES = 64 << 10 };
+
+/* Calls `unit` for every block and, within it, every head.  steps: how often a unit of a whole block calls
+ * tile_fetch_step. */
 static inline void tile_for_units(const ekv_cpu_tile *tile, tile_unit *unit, int32_t steps)
 {
     const int64_t size = ekv_dtype_size(tile->kv_dtype);
     const int64_t k_head = tile->k_stride_head * size, v_head = tile->v_stride_head * size;
-    const int64_t k_token = tile->k_stride_token * size;
-    tile_rows blocks[2], unit_rows;
-    tile_fetch fetch = { .row_bytes = (int32_t)(tile->head_dim * size), .steps = steps };
+    const int32_t row_bytes = (int32_t)(tile->head_dim * size);
+    const int32_t most = (int32_t)ekv_max(STRIDE_BYTES / (2 * EKV_TILE_BLOCK * row_bytes), 1);
+    tile_rows blocks[2], strides[2], rows;
+    tile_fetch fetch = { .row_bytes = row_bytes, .steps = steps };
     tile_begin(tile);
     tile_find_rows(tile, tile->kv_begin, &blocks[0]);
-    for (int32_t i = 0; blocks[i].n > 0; i ^= 1) {
-        const tile_rows *next = &blocks[i ^ 1];
-        tile_find_rows(tile, blocks[i].first + blocks[i].n, &blocks[i ^ 1]);
-        tile_walk walk = {
-            .rows = next, .k_head = k_head, .v_head = v_head, .heads = tile->heads, .heads_first = k_head < k_token
-        };
-        fetch.lines = 2 * next->n * (int32_t)ekv_ceil_div(fetch.row_bytes, CACHE_LINE);
-        for (int32_t h = 0; h < tile->heads; h++) {
-            if (next->n)
-                tile_fetch_unit(&fetch, &walk);
-            tile_shift_rows(&blocks[i], h * k_head, h * v_head, &unit_rows);
-            unit(tile, h, &unit_rows, &fetch);
+    strides[0] = blocks[0];
+    int32_t block = 0, stride = 0, head = 0;
+    while (strides[stride].n > 0) {
+        const int32_t heads = (int32_t)ekv_min(most, tile->heads - head);
+        int32_t next_head = head + heads;
+        if (head == 0)
+            tile_find_rows(tile, blocks[block].first + blocks[block].n, &blocks[block ^ 1]);
+        if (next_head == tile->heads) {
+            next_head = 0;
+            block ^= 1;
         }
+        tile_rows *next = &strides[stride ^ 1];
+        tile_shift_rows(&blocks[block], next_head * k_head, next_head * v_head, next);
+        const int32_t next_heads = (int32_t)ekv_min(most, tile->heads - next_head);
+        tile_walk walk = { .rows = next,
+                           .k_head = k_head,
+                           .v_head = v_head,
+                           .heads = next_heads,
+                           .heads_first = tile->k_stride_head < tile->k_stride_token };
+        int32_t left = 2 * next->n * next_heads;
+        for (int32_t h = 0; h < heads; h++) {
+            left -= tile_fetch_unit(&fetch, &walk, left / (heads - h));
+            tile_shift_rows(&strides[stride], h * k_head, h * v_head, &rows);
+            unit(tile, head + h, &rows, &fetch);
+        }
+        head = next_head;
+        stride ^= 1;
     }
     tile_end(tile);
 }
