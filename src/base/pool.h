@@ -20,7 +20,7 @@ void ekv_pool_run(ekv_pool *pool, void (*work)(void *argument, int32_t thread), 
 
 /* For work that its threads share out among themselves: as ekv_pool_run, but when the caller's own call has returned
  * nothing is left to begin, so a thread that has not woken up by then is not waited for and does not call it.
- * wake_sleepers: whether to wake threads that sleep.  That costs the caller 3 to 10 us, and they come after 20 to 110
+ * wake_sleepers: whether to wake threads that sleep.  That costs the caller 3 to 10 us, and they come after 18 to 125
  * us (two cores of a virtual machine); those that still spin after the last run take part in any case. */
 void ekv_pool_share(ekv_pool *pool, void (*work)(void *argument, int32_t thread), void *argument, bool wake_sleepers);
 

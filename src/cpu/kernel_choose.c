@@ -53,12 +53,13 @@ static bool has_avx512_bf16(void)
 }
 #endif
 
+/* In the order of speed, as docs/cpu.md has it: of those that can, the last is taken. */
 static const choice choices[] = {
     { &ekv_cpu_kernel_generic, always },
 #ifdef EVENKV_X86_64
     { &ekv_cpu_kernel_avx2, has_avx2 },
-    { &ekv_cpu_kernel_avx512, has_avx512 },
     { &ekv_cpu_kernel_avx512_bf16, has_avx512_bf16 },
+    { &ekv_cpu_kernel_avx512, has_avx512 },
 #endif
 };
 

@@ -2,7 +2,7 @@
  * The portable tile kernel, in vectors that GCC and Clang map to any machine's registers. */
 #include "base/half.h"
 
-enum { MOST_ROWS = 4, LANES = 4 };
+enum { MOST_ROWS = 8, LANES = 4 };
 
 typedef float vec __attribute__((vector_size(16)));
 typedef float panel __attribute__((vector_size(32)));
@@ -71,9 +71,9 @@ static inline vec vec_sums(vec a, vec b, vec c, vec d)
                   (d[0] + d[2]) + (d[1] + d[3]) };
 }
 
-/* 16 registers or more: 8 accumulators. */
-#define TOKENS(rows) ((rows) == 4 ? 2 : (rows) == 2 ? 4 : 8)
-#define CHUNKS(rows) ((rows) == 4 ? 2 : (rows) == 2 ? 4 : 8)
+/* 16 accumulators do not fit 16 registers, but one pass for 8 rows converts elements once. */
+#define TOKENS(rows) ((rows) == 8 ? 2 : (rows) == 4 ? 2 : (rows) == 2 ? 4 : 8)
+#define CHUNKS(rows) ((rows) == 8 ? 2 : (rows) == 4 ? 2 : (rows) == 2 ? 4 : 8)
 
 #include "cpu/tile_body.h"
 
