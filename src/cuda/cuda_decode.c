@@ -63,15 +63,17 @@ static ekv_status find_variant(const ekv_plan *plan, ekv_kernel kernel, int32_t 
 
 /* Whether so many CTAs of this shape fit an SM.  Fills in the rest of the shape; the rounds take what is left of the
  * shared memory.  Of pages that blocks do not fit the scout looks up 128 tokens at a time, and that is whole rounds. */
-static bool fits_sm(const ekv_plan *plan, int32_t ctas, int32_t warps, int32_t stages, ekv_cuda_shape *shape)
+static bool fits_sm(const ekv_plan *plan, int32_t ctas, int32_t per_head, int32_t stages, ekv_cuda_shape *shape)
 {
     const ekv_cuda *cuda = ((const ekv_cuda_plan *)plan->cuda)->cuda;
     const int32_t head_dim = plan->batch.head_dim, block = ekv_mma_block_tokens(head_dim);
+    const int32_t heads = ((const ekv_cuda_plan *)plan->cuda)->tile_heads, warps = heads * per_head;
     if (ctas * (warps + 1) > cuda->resident_warps[shape->index])
         return false;
     for (int32_t blocks = EKV_MMA_MOST_BLOCKS; blocks >= EKV_MMA_LEAST_BLOCKS; blocks /= 2) {
         const int32_t tokens = (int32_t)ekv_min(blocks * block, pages_aligned(plan) ? 512 : 128);
-        const int32_t shared = ekv_mma_shared_bytes(head_dim, variants[shape->index].rows, warps, stages, tokens);
+        const int32_t shared =
+            ekv_mma_shared_bytes(head_dim, variants[shape->index].rows, heads, per_head, stages, tokens);
         if (shared > cuda->cta_shared || (int64_t)ctas * (shared + cuda->shared_of_cta) > cuda->sm_shared)
             continue;
         shape->round_tokens = tokens;
@@ -92,7 +94,7 @@ static ekv_status shape_mma(const ekv_plan *plan, ekv_cuda_shape *shape)
     for (int32_t ctas = plan->resident_ctas; ctas >= 1; ctas--)
         for (int32_t per_head = p->most_warps_per_head; per_head >= 1; per_head /= 2)
             for (int32_t stages = ekv_mma_stages(ctas); stages >= 1; stages--)
-                if (fits_sm(plan, ctas, per_head * p->tile_heads, stages, shape)) {
+                if (fits_sm(plan, ctas, per_head, stages, shape)) {
                     shape->warps_per_head = per_head;
                     return EKV_OK;
                 }

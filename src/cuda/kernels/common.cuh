@@ -112,6 +112,12 @@ EKV_DEVICE int32_t ekv_kv_head(const ekv_kernel_params &p, int32_t head)
     return p.query_heads_tiled ? head / p.group : head;
 }
 
+/* Rows of Q that a tile packs. */
+EKV_DEVICE int32_t ekv_rows(const ekv_kernel_params &p)
+{
+    return p.query_heads_tiled ? 1 : p.group;
+}
+
 /* Query head of a packed row. */
 EKV_DEVICE int32_t ekv_query_head(const ekv_kernel_params &p, int32_t head, int32_t row)
 {

@@ -18,10 +18,11 @@
 namespace mma
 {
 
-/* The tile's result; stage: which the warp has emptied last, -1 where it had no block of the tile. */
+/* The tile's result; stage: which the warp has emptied last, -1 where it had no block of the tile; ring_free: all are
+ * empty and stay so. */
 template <int D, int N, int BF16>
 EKV_DEVICE void finish(const ekv_kernel_params &p, const place &w, const round_header &t, product<D, N, BF16> &c,
-                       int32_t stage, int64_t start_ns)
+                       int32_t stage, bool ring_free)
 {
     const int count = shape<D, N>::D_TILES / w.members; /* d tiles of a warp's part */
     if (t.flags & MERGE) {
@@ -32,13 +33,13 @@ EKV_DEVICE void finish(const ekv_kernel_params &p, const place &w, const round_h
         if (w.members > 1)
             merge_warps(w, exchange<D, N>(p), c, stage, count);
         if (p.stamps && threadIdx.x == 0)
-            ekv_stamp_write(p.stamps, t.tile, t.tile, 1, start_ns);
+            ekv_stamp_write(p.stamps, t.tile, t.tile, 1, *shared_memory<D, N>(p).start_ns);
     }
     const int64_t merge_ns = p.stamps ? ekv_global_ns() : 0;
     const bool partial = t.flags & EKV_TILE_PARTIAL;
-    if (partial && !merge_last(p, w, t, c, count))
+    if (partial && !merge_last(p, w, t, c, count, ring_free))
         return;
-    write_output(p, w, t.request, t.head + w.head, c, count);
+    write_output(p, w, t, c, count);
     if (partial && p.stamps && w.lane == 0 && w.member == 0) {
         const int32_t unit = t.merge * p.merge_heads + t.merge_head + w.head;
         ekv_stamp_write(p.stamps, (int64_t)p.header->num_tiles + unit, unit, 2, merge_ns);
@@ -49,7 +50,6 @@ template <int D, int N, int BF16>
 EKV_DEVICE void decode(const ekv_kernel_params &p)
 {
     typedef shape<D, N> S;
-    const int64_t entered_ns = p.stamps ? ekv_global_ns() : 0;
     const shared_memory<D, N> shared(p);
     const round_ring rounds = shared.rounds;
 
@@ -67,6 +67,8 @@ EKV_DEVICE void decode(const ekv_kernel_params &p)
         barrier_init(rounds.full + threadIdx.x * 8, 32);
         barrier_init(rounds.empty + threadIdx.x * 8, (uint32_t)warps * 32);
     }
+    if (p.stamps && threadIdx.x == 0)
+        *shared.start_ns = ekv_global_ns();
     __syncthreads();
     ekv_wait_for_launch(); /* for the kernel that plans */
     if (w.warp == warps) {
@@ -80,53 +82,56 @@ EKV_DEVICE void decode(const ekv_kernel_params &p)
     product<D, N, BF16> c;
     uint32_t number = 0; /* of the round that is computed */
     bool open = false;   /* its header has been read: */
-    int32_t block = 0, blocks = 0, first_block = 0, left = 0;
-    bool keeps_stage = false;        /* the tile's result goes through the stage that is emptied last */
-    int32_t stage = 0, emptied = -1; /* to be computed next; emptied last in this tile */
-    int64_t start_ns = entered_ns;
+    bool last = false;   /* it is its tile's last */
+    bool fresh = false;  /* the warp has not had a block of the tile */
+    int32_t blocks = 0;  /* that the warp has yet to compute */
+    int32_t valid = 0;   /* tokens of the tile from the next of these on */
+    int32_t stage = 0;   /* which it is in */
 
     /* One loop and one place for each thing: the code of a cold kernel comes from memory, too. */
     for (;;) {
         source.fill(p, w, rounds);
-        if (block < blocks) {
+        if (blocks > 0) {
             ekv_copy_wait(source.staged - 1);
             __syncwarp();
-            if (first_block + block == w.member) {
+            if (fresh) {
                 c.load_q(p, w);
                 source.q_taken = true;
+                fresh = false;
             }
-            c.block(p, w, w.ring + (uint32_t)(stage * S::STAGE_BYTES), left - block * S::TOKENS);
+            c.block(p, w, w.ring + (uint32_t)(stage * S::STAGE_BYTES), valid);
             __syncwarp();
-            emptied = stage;
             stage = stage + 1 == p.stages ? 0 : stage + 1;
-            block += w.members;
+            blocks--;
+            valid -= w.members * S::TOKENS;
             source.staged--;
-            source.held = keeps_stage && block * S::TOKENS >= left; /* after the warp's last of the tile */
+            source.held = w.members > 1 && valid <= 0; /* the tile's result goes through the stage emptied last */
             continue;
         }
         if (open) {
-            const round_header &t = rounds.at(number).header;
-            if (left <= p.round_tokens) {
-                finish(p, w, t, c, emptied, start_ns);
+            if (last) {
+                finish(p, w, rounds.at(number).header, c, fresh ? -1 : (stage > 0 ? stage : p.stages) - 1,
+                       source.ended && source.staged == 0);
                 source.held = 0;
             }
             rounds.release(number++);
         }
         rounds.wait_full(number);
+        if (w.members == 1)
+            cta_barrier(warps);
         const round_header &t = rounds.at(number).header;
         if (t.flags & END)
             break;
+        const int32_t first = first_own_block(w, t.first_block);
         open = true;
-        blocks = t.blocks;
-        first_block = t.first_block;
-        left = t.left;
-        keeps_stage = w.members > 1;
-        block = first_own_block(w, first_block);
-        if (first_block == 0) {
+        last = t.left <= p.round_tokens;
+        blocks = own_blocks(w, first, t.blocks);
+        valid = t.left - first * S::TOKENS;
+        if (t.first_block == 0) {
             c.clear();
-            emptied = -1;
-            if (p.stamps && number > 0)
-                start_ns = ekv_global_ns();
+            fresh = true;
+            if (p.stamps && threadIdx.x == 0 && number > 0)
+                *shared.start_ns = ekv_global_ns();
         }
     }
 }

@@ -9,7 +9,7 @@ namespace mma
 {
 
 /* Shared address of 16-byte chunk `chunk` of row `row`: chunks are permuted within a row so that eight rows at
- * one chunk lie in different banks. */
+ * one chunk lie in different banks.  As rows are aligned to their size, chunk `chunk ^ c` has that address ^ c * 16. */
 template <int D>
 EKV_DEVICE uint32_t swizzled(uint32_t base, int row, int chunk)
 {
@@ -33,12 +33,20 @@ EKV_DEVICE int32_t first_own_block(const place &w, int32_t first_block)
     return (w.member - first_block) & (w.members - 1);
 }
 
+/* How many they are from `first` on. */
+EKV_DEVICE int32_t own_blocks(const place &w, int32_t first, int32_t blocks)
+{
+    return (blocks - first + w.members - 1) >> (__ffs(w.members) - 1);
+}
+
 template <int D, int N>
 struct feed {
     typedef shape<D, N> S;
-    uint32_t number; /* of the round that copies are made from */
-    bool open;       /* its header has been read: */
-    int32_t block, blocks, first_block, left;
+    uint32_t number;       /* of the round that copies are made from */
+    bool open;             /* its header has been read: */
+    int32_t block, blocks; /* the warp's next one of the round, the round's */
+    int32_t left;          /* tokens of the tile from the round's first block on */
+    bool fresh;            /* the next block is the warp's first of the tile */
     const uint16_t *k, *v; /* of the head, the lane's chunk in the lane's row of page 0 */
     int32_t staged;        /* stages in flight or not yet consumed */
     int32_t stage;         /* to be filled next */
@@ -49,8 +57,8 @@ struct feed {
     EKV_MEMBER void start()
     {
         number = 0;
-        staged = stage = held = block = blocks = first_block = left = 0;
-        open = ended = false;
+        staged = stage = held = block = blocks = left = 0;
+        open = ended = fresh = false;
         q_taken = true;
         k = v = 0;
     }
@@ -58,9 +66,9 @@ struct feed {
     EKV_MEMBER void open_round(const ekv_kernel_params &p, const place &w, const round_header &h)
     {
         blocks = h.blocks;
-        first_block = h.first_block;
         left = h.left;
-        block = first_own_block(w, first_block);
+        block = first_own_block(w, h.first_block);
+        fresh = fresh || h.first_block == 0;
         ended = h.flags & END;
         open = true;
         const int lane_row = w.lane / S::CHUNKS, lane_element = w.lane % S::CHUNKS * 8;
@@ -76,7 +84,7 @@ struct feed {
     /* The tile's Q; rows past the group are 0. */
     EKV_MEMBER void copy_q(const ekv_kernel_params &p, const place &w, const round_header &h) const
     {
-        const int32_t rows = p.query_heads_tiled ? 1 : p.group;
+        const int32_t rows = ekv_rows(p);
         const uint16_t *q = reinterpret_cast<const uint16_t *>(p.q) + h.request * p.q_stride_request;
 #pragma unroll
         for (int i = 0; i < S::Q_COPIES; i++) {
@@ -133,11 +141,11 @@ struct feed {
                 continue;
             }
             const round &r = ring.at(number);
-            if (first_block + block == w.member) { /* the warp's first of the tile */
+            if (fresh) {
                 if (!q_taken)
                     return;
                 copy_q(p, w, r.header);
-                q_taken = false;
+                q_taken = fresh = false;
             }
             copy_block(p, w, r.places + block * S::TOKENS);
             ekv_copy_commit();

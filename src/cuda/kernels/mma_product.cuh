@@ -126,10 +126,11 @@ struct product {
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 s[r][i] = odd[r][i] = 0;
+        const uint32_t first = swizzled<D>(k_rows, w.lane & 15, w.lane >> 4);
 #pragma unroll
         for (int d = 0; d < S::D_TILES; d++) {
             uint32_t a[4];
-            load_matrices(a, swizzled<D>(k_rows, w.lane & 15, 2 * d + (w.lane >> 4)));
+            load_matrices(a, first ^ (uint32_t)(d * 32)); /* a d tile is two chunks */
 #pragma unroll
             for (int r = 0; r < S::ROW_TILES; r++)
                 multiply<BF16>(d % 2 ? odd[r] : s[r], a, q[r][d][0], q[r][d][1]);
@@ -187,11 +188,11 @@ struct product {
             weights[r][0] = transpose_matrix(ekv_pack2<BF16>(s[r][0], s[r][1]));
             weights[r][1] = transpose_matrix(ekv_pack2<BF16>(s[r][2], s[r][3]));
         }
+        const uint32_t first = swizzled<D>(v_rows, (w.lane & 7) + ((w.lane >> 4) << 3), (w.lane >> 3) & 1);
 #pragma unroll
         for (int d = 0; d < S::D_TILES; d++) {
             uint32_t a[4];
-            load_matrices_transposed(
-                a, swizzled<D>(v_rows, (w.lane & 7) + ((w.lane >> 4) << 3), 2 * d + ((w.lane >> 3) & 1)));
+            load_matrices_transposed(a, first ^ (uint32_t)(d * 32));
 #pragma unroll
             for (int r = 0; r < S::ROW_TILES; r++)
                 multiply<BF16>(o[r][d], a, weights[r][0], weights[r][1]);

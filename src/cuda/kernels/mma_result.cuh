@@ -49,6 +49,12 @@ struct exchange {
     }
 };
 
+/* Keeps the warps of a CTA together: they read neighbouring heads of the same pages. */
+EKV_DEVICE void cta_barrier(int warps)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + EKV_MMA_MAX_WARPS), "r"(warps * 32) : "memory");
+}
+
 EKV_DEVICE void head_barrier(const place &w)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + w.head), "r"(w.members * 32) : "memory");
@@ -119,39 +125,60 @@ EKV_DEVICE void merge_warps(const place &w, const exchange<D, N> &x, product<D, 
 
 /* ---- Output --------------------------------------------------------------------------------------------- */
 
-/* Of four lanes, lane c has words 0..3 of column c; after it, those of row c: word k is what lane k had at c. */
-EKV_DEVICE void transpose_words(uint32_t (&words)[4], int lane)
+/* Stores four 8x8 matrices of 16-bit elements transposed: of matrix m the lane has words[m], row lane / 4 and columns
+ * (lane % 4) * 2 + {0,1}; column c goes to the 16 bytes whose address lane 8 * m + c has.  Those of matrices from
+ * `count` on are not stored. */
+EKV_DEVICE void store_matrices_transposed(uint32_t address, const uint32_t (&words)[4], int count, int lane)
 {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (count >= 4)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
+                     "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                     : "memory");
+    else
+        asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(address), "r"(words[0]),
+                     "r"(words[1])
+                     : "memory");
+#else
 #pragma unroll
-    for (int step = 1; step <= 2; step *= 2)
-#pragma unroll
-        for (int t = 0; t < 4; t++)
-            if (!(t & step)) {
-                const bool upper = lane & step;
-                const uint32_t other = __shfl_xor_sync(EKV_FULL_WARP, upper ? words[t] : words[t | step], step);
-                if (upper)
-                    words[t] = other;
-                else
-                    words[t | step] = other;
-            }
+    for (int m = 0; m < 4; m++) {
+        const uint32_t word = transpose_matrix(words[m]);
+        const uint32_t row = __shfl_sync(EKV_FULL_WARP, address, 8 * m + lane / 4);
+        if (m < count)
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(row + lane % 4 * 4), "r"(word) : "memory");
+    }
+#endif
 }
 
-/* O and LSE of a head from the part that c holds: d tiles w.member * count and on. */
+EKV_DEVICE uint4 load_shared16(uint32_t address)
+{
+    uint4 value;
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
+}
+
+/* O and LSE of a head from the part that c holds: d tiles w.member * count and on.  Through shared memory, so that few
+ * instructions write whole rows: while a warp is here, its ring is not refilled. */
 template <int D, int N, int BF16>
-EKV_DEVICE void write_output(const ekv_kernel_params &p, const place &w, int32_t request, int32_t head,
+EKV_DEVICE void write_output(const ekv_kernel_params &p, const place &w, const round_header &t,
                              const product<D, N, BF16> &c, int count)
 {
     typedef shape<D, N> S;
-    const int rows = p.query_heads_tiled ? 1 : p.group, lane4 = w.lane % 4;
+    const int rows = ekv_rows(p), first_chunk = w.member * count * 2; /* chunks are 16 bytes of a row */
+    const int chunk_bits = __ffs(count);                              /* of the part's chunks in a row, 2 * count */
+    const int32_t head = t.head + w.head;
+    uint16_t *o = reinterpret_cast<uint16_t *>(p.o) + t.request * p.o_stride_request;
+    const uint32_t out = ekv_shared_address(shared_memory<D, N>(p).out) + (uint32_t)(w.head * S::OUTPUT_BYTES);
 #pragma unroll
     for (int r = 0; r < S::ROW_TILES; r++) {
         float factor[2];
 #pragma unroll
         for (int i = 0; i < 2; i++)
             factor[i] = c.sum[r][i] > 0 ? 1.0f / c.sum[r][i] : 0.0f;
-        const int row = r * 8 + w.lane / 4;
-        uint16_t *to = reinterpret_cast<uint16_t *>(p.o) + request * p.o_stride_request +
-                       ekv_query_head(p, head, row < rows ? row : 0) * p.o_stride_head;
+        __syncwarp(); /* the rows before have been read */
 #pragma unroll
         for (int d = 0; d < S::D_TILES; d += 2) {
             if (d >= count)
@@ -159,21 +186,28 @@ EKV_DEVICE void write_output(const ekv_kernel_params &p, const place &w, int32_t
             uint32_t words[4];
 #pragma unroll
             for (int t = 0; t < 4; t++) {
-                const float(&o)[4] = c.o[r][d + t / 2];
-                words[t] = transpose_matrix(ekv_pack2<BF16>(o[t % 2 * 2] * factor[0], o[t % 2 * 2 + 1] * factor[1]));
+                const float(&v)[4] = c.o[r][d + t / 2];
+                words[t] = ekv_pack2<BF16>(v[t % 2 * 2] * factor[0], v[t % 2 * 2 + 1] * factor[1]);
             }
-            transpose_words(words, w.lane);
-            if (row < rows && d + lane4 / 2 < count)
-                *reinterpret_cast<uint4 *>(to + (w.member * count + d) * 16 + lane4 * 8) =
-                    make_uint4(words[0], words[1], words[2], words[3]);
+            store_matrices_transposed(swizzled<D>(out, w.lane & 7, first_chunk + d * 2 + w.lane / 8), words,
+                                      (count - d) * 2, w.lane);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < S::D_TILES / 2; i++) {
+            const int unit = i * 32 + w.lane, row = unit >> chunk_bits;
+            const int chunk = first_chunk + (unit & (count * 2 - 1));
+            if (r * 8 + row < rows && row < 8)
+                *reinterpret_cast<uint4 *>(o + ekv_query_head(p, head, r * 8 + row) * p.o_stride_head + chunk * 8) =
+                    load_shared16(swizzled<D>(out, row, chunk));
         }
         if (p.lse && w.member == 0 && w.lane < 4)
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                if (r * 8 + lane4 * 2 + i < rows) {
-                    const int32_t query_head = ekv_query_head(p, head, r * 8 + lane4 * 2 + i);
+                if (r * 8 + w.lane * 2 + i < rows) {
+                    const int32_t query_head = ekv_query_head(p, head, r * 8 + w.lane * 2 + i);
                     const float sum = c.sum[r][i];
-                    p.lse[request * p.lse_stride_request + query_head * p.lse_stride_head] =
+                    p.lse[t.request * p.lse_stride_request + query_head * p.lse_stride_head] =
                         sum > 0 ? (c.largest[r][i] + log2f(sum)) * p.lse_factor : -INFINITY;
                 }
     }
@@ -195,6 +229,7 @@ struct group {
 template <int D, int N>
 struct partials {
     typedef shape<D, N> S;
+    enum { RING_SPLITS = 4 };
     int32_t slot_first, slot_next, slot_stride; /* of the warp's head */
     int count;                                  /* d tiles of the part */
 
@@ -227,7 +262,7 @@ struct partials {
     template <int BF16>
     EKV_MEMBER void store(const ekv_kernel_params &p, const place &w, int32_t split, const product<D, N, BF16> &c) const
     {
-        const int column = w.lane % 4 * 2, rows = p.query_heads_tiled ? 1 : p.group;
+        const int column = w.lane % 4 * 2, rows = ekv_rows(p);
         float4 *to = o(p, w, split);
 #pragma unroll
         for (int r = 0; r < S::ROW_TILES; r++) {
@@ -273,69 +308,111 @@ struct partials {
         }
     }
 
-    /* Of AT_ONCE splits from s on the lane's pieces of TILES d tiles from d0 on, row tile r; zeros where there is none.
-     */
-    template <int AT_ONCE, int TILES>
-    EKV_MEMBER void load(const ekv_kernel_params &p, const place &w, const group &g, int32_t s, int r, int d0,
-                         float4 (&to)[AT_ONCE][TILES]) const
+    /* The first of the weights has those of the four splits that are being added. */
+    EKV_MEMBER static void next_four(float (&weights)[EKV_MMA_FAN_IN / 4])
     {
-        const bool stored = r * 8 + w.lane % 4 * 2 < (p.query_heads_tiled ? 1 : p.group);
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) {
-            const float4 *from = o(p, w, g.split(min(s + k, g.splits - 1))) + (r * S::D_TILES + d0) * 32;
+        for (int i = 0; i + 1 < EKV_MMA_FAN_IN / 4; i++)
+            weights[i] = weights[i + 1];
+    }
+
+    EKV_MEMBER bool stored(const ekv_kernel_params &p, const place &w, int r) const
+    {
+        return r * 8 + w.lane % 4 * 2 < ekv_rows(p);
+    }
+
+    /* Adds the lane's pieces of row tile r, one split at a time: for merges in the middle, where the ring is in use and
+     * other copies keep the memory busy.  More at a time cost registers that the main loop then lacks. */
+    template <int BF16>
+    EKV_MEMBER void add_in_registers(const ekv_kernel_params &p, const place &w, const group &g, int r,
+                                     product<D, N, BF16> &c, float (&weights)[EKV_MMA_FAN_IN / 4]) const
+    {
+#pragma unroll 1
+        for (int32_t s = 0; s < g.splits; s++) {
+            const float4 *from = o(p, w, g.split(s)) + r * S::D_TILES * 32;
+            float4 pieces[S::D_TILES];
 #pragma unroll
-            for (int d = 0; d < TILES; d++) {
-                to[k][d] = make_float4(0, 0, 0, 0);
-                if (stored && s + k < g.splits && d0 + d < count)
-                    to[k][d] = __ldcg(from + d * 32);
+            for (int d = 0; d < S::D_TILES; d++) {
+                pieces[d] = make_float4(0, 0, 0, 0);
+                if (d < count && stored(p, w, r))
+                    pieces[d] = __ldcg(from + d * 32);
             }
+            if (s == 0) /* with the first pieces under way */
+                weigh(p, w, g, r, c, weights);
+            float weight[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                weight[i] = __shfl_sync(EKV_FULL_WARP, weights[0], s % 4 * 8 + w.lane % 4 * 2 + i);
+#pragma unroll
+            for (int d = 0; d < S::D_TILES; d++)
+                add_fragment(c.o[r][d], weight, pieces[d]);
+            if (s % 4 == 3)
+                next_four(weights);
+        }
+    }
+
+    /* The lane's pieces of split s, row tile r, on their way to the ring, which has room for RING_SPLITS. */
+    EKV_MEMBER void copy(const ekv_kernel_params &p, const place &w, const group &g, int r, int32_t s) const
+    {
+        const uint32_t to = ring_pieces(w, s);
+        const float4 *from = o(p, w, g.split(min(s, g.splits - 1))) + r * S::D_TILES * 32;
+#pragma unroll
+        for (int d = 0; d < S::D_TILES; d++)
+            if (d < count)
+                ekv_copy16(to + (uint32_t)d * 512, from + d * 32, stored(p, w, r) && s < g.splits);
+        ekv_copy_commit();
+    }
+
+    EKV_MEMBER static uint32_t ring_pieces(const place &w, int32_t s)
+    {
+        return w.ring + (uint32_t)(s % RING_SPLITS * S::D_TILES * 512 + w.lane * 16);
+    }
+
+    /* The same through the warp's ring, more at a time: for merges at a CTA's end, when each round trip counts and
+     * nothing else is to be read. */
+    template <int BF16>
+    EKV_MEMBER void add_through_ring(const ekv_kernel_params &p, const place &w, const group &g, int r,
+                                     product<D, N, BF16> &c, float (&weights)[EKV_MMA_FAN_IN / 4]) const
+    {
+#pragma unroll 1
+        for (int32_t s = 0; s < RING_SPLITS; s++)
+            copy(p, w, g, r, s);
+        weigh(p, w, g, r, c, weights);
+#pragma unroll 1
+        for (int32_t s = 0; s < g.splits; s++) {
+            float weight[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                weight[i] = __shfl_sync(EKV_FULL_WARP, weights[0], s % 4 * 8 + w.lane % 4 * 2 + i);
+            ekv_copy_wait(RING_SPLITS - 1);
+#pragma unroll
+            for (int d = 0; d < S::D_TILES; d++)
+                if (d < count) {
+                    const uint4 piece = load_shared16(ring_pieces(w, s) + (uint32_t)d * 512);
+                    add_fragment(c.o[r][d], weight,
+                                 make_float4(__uint_as_float(piece.x), __uint_as_float(piece.y),
+                                             __uint_as_float(piece.z), __uint_as_float(piece.w)));
+                }
+            copy(p, w, g, r, s + RING_SPLITS);
+            if (s % 4 == 3)
+                next_four(weights);
         }
     }
 
     /* Merges the group into c. */
     template <int BF16>
-    EKV_MEMBER void merge(const ekv_kernel_params &p, const place &w, const group &g, product<D, N, BF16> &c) const
+    EKV_MEMBER void merge(const ekv_kernel_params &p, const place &w, const group &g, bool ring_free,
+                          product<D, N, BF16> &c) const
     {
-        /* As many loads under way as there are registers for. */
-        enum { AT_ONCE = 2, MOST = N == 8 ? 8 : 4, TILES = S::D_TILES < MOST ? S::D_TILES : MOST };
-        const int column = w.lane % 4 * 2;
         c.forget_q();
         c.clear();
 #pragma unroll
         for (int r = 0; r < S::ROW_TILES; r++) {
             float weights[EKV_MMA_FAN_IN / 4] = {};
-#pragma unroll
-            for (int d0 = 0; d0 < S::D_TILES; d0 += TILES) {
-                float four[EKV_MMA_FAN_IN / 4]; /* the first has those of the four splits that are being added */
-#pragma unroll
-                for (int i = 0; i < EKV_MMA_FAN_IN / 4; i++)
-                    four[i] = weights[i];
-#pragma unroll 1
-                for (int32_t s = 0; s < g.splits; s += AT_ONCE) {
-                    float4 pieces[AT_ONCE][TILES];
-                    load<AT_ONCE, TILES>(p, w, g, s, r, d0, pieces);
-                    if (d0 == 0 && s == 0) { /* with the first pieces under way */
-                        weigh(p, w, g, r, c, weights);
-#pragma unroll
-                        for (int i = 0; i < EKV_MMA_FAN_IN / 4; i++)
-                            four[i] = weights[i];
-                    }
-#pragma unroll
-                    for (int k = 0; k < AT_ONCE; k++) {
-                        float weight[2];
-#pragma unroll
-                        for (int i = 0; i < 2; i++) /* s % 4 is 0 or 2 */
-                            weight[i] = __shfl_sync(EKV_FULL_WARP, four[0], (s % 4 + k) * 8 + column + i);
-#pragma unroll
-                        for (int d = 0; d < TILES; d++)
-                            add_fragment(c.o[r][d0 + d], weight, pieces[k][d]);
-                    }
-                    if (s % 4 == 4 - AT_ONCE)
-#pragma unroll
-                        for (int i = 0; i + 1 < EKV_MMA_FAN_IN / 4; i++)
-                            four[i] = four[i + 1];
-                }
-            }
+            if (ring_free && p.stages * S::STAGE_BYTES >= RING_SPLITS * S::D_TILES * 512)
+                add_through_ring(p, w, g, r, c, weights);
+            else
+                add_in_registers(p, w, g, r, c, weights);
         }
     }
 };
@@ -350,11 +427,11 @@ EKV_DEVICE bool arrive(uint32_t *arrivals, int32_t splits, int lane)
     return __shfl_sync(EKV_FULL_WARP, before, 0) == (uint32_t)splits - 1;
 }
 
-/* c: the warp's part of the tile of header t.  stage: of the warp's ring, free, or -1.  Climbs the tree as long as the
- * warp is the last; true: c is the merged result. */
+/* c: the warp's part of the tile of header t.  ring_free: nothing is in the warp's ring or on its way there.  Climbs
+ * the tree as long as the warp is the last; true: c is the merged result. */
 template <int D, int N, int BF16>
 EKV_DEVICE bool merge_last(const ekv_kernel_params &p, const place &w, const round_header &t, product<D, N, BF16> &c,
-                           int count)
+                           int count, bool ring_free)
 {
     partials<D, N> parts(w, t, count);
     const int32_t fan = fan_in(t.num_splits);
@@ -377,7 +454,7 @@ EKV_DEVICE bool merge_last(const ekv_kernel_params &p, const place &w, const rou
             __syncwarp(); /* the lanes read what others have acquired and stored */
             if (w.lane == 0)
                 *arrivals = 0;
-            parts.merge(p, w, g, c);
+            parts.merge(p, w, g, ring_free, c);
         }
         child /= fan;
         children = (children + fan - 1) / fan;

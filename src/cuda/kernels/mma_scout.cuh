@@ -26,6 +26,7 @@ struct shape {
         ROW_TILES = N / 8,
         D_TILES = D / 16,
         Q_BYTES = N * D * 2,
+        OUTPUT_BYTES = 8 * D * 2,  /* ekv_mma_output_bytes */
         Q_COPIES = N * CHUNKS / 32 /* 16-byte pieces of Q that a lane copies */
     };
 };
@@ -166,25 +167,29 @@ struct shared_memory {
     int warps;            /* that compute */
     unsigned char *rings; /* [warps][stages] of STAGE_BYTES */
     unsigned char *q;     /* [warps][N][D] */
+    unsigned char *out;   /* [heads][8][D] */
     round_ring rounds;
     round_header *deferred; /* of the tile that the scout is to arrive for */
     float2 *rows;           /* [warps][N], for merge_warps */
     int32_t *stage;         /* [warps], too */
+    int64_t *start_ns;      /* of the tile, for its stamp */
 
     EKV_MEMBER shared_memory(const ekv_kernel_params &p)
     {
-        extern __shared__ __align__(128) unsigned char memory[];
+        extern __shared__ __align__(512) unsigned char memory[]; /* the longest row */
         typedef shape<D, N> S;
         warps = (int)(blockDim.x / 32) - 1;
         rings = memory;
         q = rings + warps * p.stages * S::STAGE_BYTES;
-        rounds.rounds = q + warps * S::Q_BYTES;
+        out = q + warps * S::Q_BYTES;
+        rounds.rounds = out + warps / p.warps_per_head * S::OUTPUT_BYTES;
         rounds.bytes = (uint32_t)ekv_mma_round_bytes(p.round_tokens);
         unsigned char *barriers = rounds.rounds + EKV_MMA_ROUNDS * rounds.bytes;
         rounds.full = ekv_shared_address(barriers);
         rounds.empty = rounds.full + EKV_MMA_ROUNDS * 8;
         deferred = reinterpret_cast<round_header *>(barriers + EKV_MMA_ROUNDS * 16);
-        rows = reinterpret_cast<float2 *>(deferred + 1);
+        start_ns = reinterpret_cast<int64_t *>(deferred + 1);
+        rows = reinterpret_cast<float2 *>(start_ns + 1);
         stage = reinterpret_cast<int32_t *>(rows + warps * N);
     }
 };

@@ -55,14 +55,22 @@ EKV_INLINE EKV_HD int32_t ekv_mma_round_bytes(int32_t round_tokens)
     return EKV_MMA_HEADER_BYTES + round_tokens * 8;
 }
 
-/* Dynamic shared memory of a CTA: for each computing warp its ring of stages and its Q; the rounds and two barriers
- * of each; the header of one more; for each warp the largest score and the sum of each row, and the place of its
- * result. rows: 8 or 16, the n of the variant. */
-EKV_INLINE EKV_HD int32_t ekv_mma_shared_bytes(int32_t head_dim, int32_t rows, int32_t warps, int32_t stages,
-                                               int32_t round_tokens)
+/* Eight rows of an output, on their way. */
+EKV_INLINE EKV_HD int32_t ekv_mma_output_bytes(int32_t head_dim)
 {
+    return 8 * head_dim * 2;
+}
+
+/* Dynamic shared memory of a CTA: for each computing warp its ring of stages and its Q; for each head, eight rows of
+ * its output; the rounds and two barriers of each; the header of one more; when a tile began; for each warp the largest
+ * score and the sum of each row, and the place of its result. rows: 8 or 16, the n of the variant. */
+EKV_INLINE EKV_HD int32_t ekv_mma_shared_bytes(int32_t head_dim, int32_t rows, int32_t heads, int32_t warps_per_head,
+                                               int32_t stages, int32_t round_tokens)
+{
+    const int32_t warps = heads * warps_per_head;
     return warps * (stages * ekv_mma_stage_bytes(head_dim) + rows * head_dim * 2) +
-           EKV_MMA_ROUNDS * (ekv_mma_round_bytes(round_tokens) + 16) + EKV_MMA_HEADER_BYTES + warps * (rows * 8 + 4);
+           heads * ekv_mma_output_bytes(head_dim) + EKV_MMA_ROUNDS * (ekv_mma_round_bytes(round_tokens) + 16) +
+           EKV_MMA_HEADER_BYTES + 8 + warps * (rows * 8 + 4);
 }
 
 #endif
