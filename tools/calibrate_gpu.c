@@ -2,6 +2,7 @@
  * evenkv calibrate without --from: what a decode by even costs on this GPU, and what a request should be said to cost
  * when its shares are cut. */
 #include "base/context.h"
+#include "base/half.h"
 #include "base/number.h"
 #include "base/status.h"
 #include "calibrate.h"
@@ -216,6 +217,13 @@ static double request_tokens(const calibration *c)
     return c->cost.request_us / c->cost.token_us;
 }
 
+/* Tokens whose K and V have as many bytes as Q and O of a request. */
+static double query_tokens(const ekv_batch *shape)
+{
+    const int64_t row = (int64_t)shape->head_dim * ekv_dtype_size(shape->q_dtype);
+    return 2.0 * (double)(row * shape->q_heads) / (double)cli_kv_bytes_per_token(shape);
+}
+
 static void print_equal(calibration *c, cli_text *text)
 {
     cli_print(text, "\nequal requests, a whole number of them a CTA: us\n%-14s", "bytes of K, V");
@@ -258,17 +266,19 @@ static void print_text(calibration *c)
               c->execution.cold ? "flushed" : "as they are", cli_repeat(c->cli));
     print_equal(c, text);
     print_mixed(c, text);
-    cli_print(text, "\n%-22s %12s   %s\n", "", "measured", "the device's model says");
-    cli_print(text, "%-22s %9.1f us\n", "a launch", c->cost.launch_us);
-    cli_print(text, "%-22s %9.4f ns, %.0f GB/s\n", "a token", c->cost.token_us * 1e3,
+    cli_print(text, "\ntime = launch + token x tokens + request x requests, for the equal ones within %.1f %%\n",
+              100 * c->cost.worst);
+    cli_print(text, "  a launch   %9.2f us\n", c->cost.launch_us);
+    cli_print(text, "  a token    %9.4f ns: %.0f GB/s\n", c->cost.token_us * 1e3,
               gb_per_s(cli_kv_bytes_per_token(shape), c->cost.token_us));
-    cli_print(text, "%-22s %9.2f ns, %.1f tokens\n", "a request", c->cost.request_us * 1e3, request_tokens(c));
-    cli_print(text, "%-22s %9.1f %%\n", "off by at most", 100 * c->cost.worst);
-    cli_print(text, "%-22s %9" PRId32 " tokens   %d (request_cost_tokens)\n", "best balance at", costs[c->best],
-              device->request_cost_tokens);
+    cli_print(text, "  a request  %9.2f ns: as %.1f tokens; the bytes of its Q and O are those of %.1f\n",
+              c->cost.request_us * 1e3, request_tokens(c), query_tokens(shape));
+    cli_print(text, "unequal ones take the least time at --request-cost %" PRId32 "; the device's model says %d\n",
+              costs[c->best], device->request_cost_tokens);
     for (int32_t i = 0; i < NUM_SIZES; i++)
-        cli_print(text, "%-22s %9.0f GB/s%s", i ? "" : "plain read", gb_per_s(c->read_bytes[i], c->reads[i].us),
-                  i == 1 ? "   " : "\n");
+        cli_print(text, "plain read of %10" PRId64 " bytes: %8.1f us, %.0f GB/s\n", c->read_bytes[i], c->reads[i].us,
+                  gb_per_s(c->read_bytes[i], c->reads[i].us));
+    cli_print(text, "the device's model says %.0f GB/s\n", device->read_gb_per_s);
 }
 
 static void print_json(calibration *c)
@@ -290,6 +300,7 @@ static void print_json(calibration *c)
     json_real(object, "token_us", c->cost.token_us);
     json_real(object, "request_us", c->cost.request_us);
     json_real(object, "request_tokens", request_tokens(c));
+    json_real(object, "query_tokens", query_tokens(shape));
     json_real(object, "worst_residual", c->cost.worst);
     json_int(object, "best_request_cost", costs[c->best]);
     json_int(object, "device_request_cost", device->request_cost_tokens);
