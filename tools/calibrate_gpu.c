@@ -22,7 +22,7 @@ enum {
     NUM_COUNTS = 4,
     NUM_EQUAL = NUM_SIZES * NUM_COUNTS,
     NUM_MIXED = 4,
-    NUM_COSTS = 7,
+    NUM_COSTS = 9,
     NUM_BATCHES = NUM_EQUAL + NUM_MIXED
 };
 
@@ -34,7 +34,7 @@ static const struct {
     const char *dist;
     int32_t requests;
 } mixed[NUM_MIXED] = { { "skew40", 1024 }, { "skew40", 2048 }, { "skew80", 1024 }, { "skew80", 2048 } };
-static const int32_t costs[NUM_COSTS] = { 0, 2, 4, 8, 16, 32, 64 }; /* --request-cost */
+static const int32_t costs[NUM_COSTS] = { 0, 2, 4, 8, 16, 32, 64, 128, 256 }; /* --request-cost */
 
 typedef struct calibration {
     cli_state *cli;
@@ -49,6 +49,7 @@ typedef struct calibration {
     double mixed_us[NUM_MIXED][NUM_COSTS];
     /* What comes out. */
     ekv_even_cost cost;
+    double read_launch_us;      /* of a line through the plain reads, by least squares */
     double relative[NUM_COSTS]; /* geometric mean over the mixed batches of the time over the least of the batch */
     int32_t best;               /* of costs */
     bool passed;
@@ -95,7 +96,8 @@ static ekv_status make_batches(calibration *c)
     ekv_status status = EKV_OK;
     for (int32_t i = 0; i < NUM_EQUAL && !status; i++) {
         const int64_t requests = (int64_t)c->num_ctas * counts[i % NUM_COUNTS];
-        const int64_t pages = ekv_max(sizes[i / NUM_COUNTS] / token / requests / page, 1); /* of a request */
+        const int64_t tokens = sizes[i / NUM_COUNTS] / token;
+        const int64_t pages = ekv_max((tokens + requests * page / 2) / (requests * page), 1); /* of a request */
         status =
             ekv_lengths_from_dist(context, "uniform", requests, requests * pages * page, EKV_HOT_FIRST, &c->batches[i]);
     }
@@ -188,6 +190,21 @@ static ekv_status measure(calibration *c)
     return status;
 }
 
+static void fit_reads(calibration *c)
+{
+    double mean_x = 0, mean_y = 0, xx = 0, xy = 0;
+    for (int32_t i = 0; i < NUM_SIZES; i++) {
+        mean_x += (double)c->read_bytes[i] / NUM_SIZES;
+        mean_y += c->reads[i].us / NUM_SIZES;
+    }
+    for (int32_t i = 0; i < NUM_SIZES; i++) {
+        const double x = (double)c->read_bytes[i] - mean_x;
+        xx += x * x;
+        xy += x * (c->reads[i].us - mean_y);
+    }
+    c->read_launch_us = mean_y - xy / xx * mean_x;
+}
+
 static void compare_costs(calibration *c)
 {
     for (int32_t i = 0; i < NUM_COSTS; i++) {
@@ -226,15 +243,15 @@ static double query_tokens(const ekv_batch *shape)
 
 static void print_equal(calibration *c, cli_text *text)
 {
-    cli_print(text, "\nequal requests, a whole number of them a CTA: us\n%-14s", "bytes of K, V");
+    cli_print(text, "\nequal requests, a whole number of them a CTA and of pages a request: us\n%-14s", "requests");
     for (int32_t i = 0; i < NUM_COUNTS; i++)
         cli_print(text, " %8" PRId32, c->times[i].requests);
-    cli_print(text, " requests\n");
+    cli_print(text, "\n");
     for (int32_t i = 0; i < NUM_EQUAL; i++)
         if (i % NUM_COUNTS) {
             cli_print(text, " %8.1f%s", c->times[i].us, i % NUM_COUNTS == NUM_COUNTS - 1 ? "\n" : "");
         } else {
-            cli_print(text, "%-14" PRId64 " %8.1f", sizes[i / NUM_COUNTS], c->times[i].us);
+            cli_print(text, "about %4.1f GiB %8.1f", (double)sizes[i / NUM_COUNTS] / (1 << 30), c->times[i].us);
         }
 }
 
@@ -268,7 +285,8 @@ static void print_text(calibration *c)
     print_mixed(c, text);
     cli_print(text, "\ntime = launch + token x tokens + request x requests, for the equal ones within %.1f %%\n",
               100 * c->cost.worst);
-    cli_print(text, "  a launch   %9.2f us\n", c->cost.launch_us);
+    cli_print(text, "  a launch   %9.2f us; of a line through the plain reads, %.2f us\n", c->cost.launch_us,
+              c->read_launch_us);
     cli_print(text, "  a token    %9.4f ns: %.0f GB/s\n", c->cost.token_us * 1e3,
               gb_per_s(cli_kv_bytes_per_token(shape), c->cost.token_us));
     cli_print(text, "  a request  %9.2f ns: as %.1f tokens; the bytes of its Q and O are those of %.1f\n",
@@ -297,6 +315,7 @@ static void print_json(calibration *c)
     json_int(object, "repeat", cli_repeat(c->cli));
     json_int(object, "ctas", c->num_ctas);
     json_real(object, "launch_us", c->cost.launch_us);
+    json_real(object, "read_launch_us", c->read_launch_us);
     json_real(object, "token_us", c->cost.token_us);
     json_real(object, "request_us", c->cost.request_us);
     json_real(object, "request_tokens", request_tokens(c));
@@ -400,6 +419,7 @@ static ekv_status calibrate(calibration *c)
     if ((status = cli_execution_create(cli, &c->workload.shape, limits, &c->execution)) || (status = measure(c)) ||
         (status = ekv_even_cost_fit(c->times, NUM_EQUAL, &c->cost)))
         return status;
+    fit_reads(c);
     compare_costs(c);
     if (cli->options.json)
         print_json(c);

@@ -147,7 +147,7 @@ class CalibrateTest(CliTest):
         measured = json.loads(result.stdout)
         self.assertTrue(measured["passed"])
         self.assertGreater(measured["token_us"], 0)
-        self.assertEqual((len(measured["equal_requests"]), len(measured["request_costs"])), (12, 28))
+        self.assertEqual((len(measured["equal_requests"]), len(measured["request_costs"])), (12, 36))
 
 
 if __name__ == "__main__":
