@@ -41,8 +41,11 @@ class EvenTargets(CliTest):
         self.assertNotIn("lines: a, us", table)
 
     def test_hot_request_and_invariant(self):
-        table, _ = self.table([row(dist="skew80", us=100), row(dist="skew80", us=102, hot="last"),
-                               row(planner="even-invariant", dist="skew80", us=104)])
+        """Times of one file each: the first is of a slower GPU."""
+        table, _ = self.table([row(dist="skew80", us=150), row(batch=4, us=100)],
+                              [row(dist="skew80", us=100), row(dist="skew80", us=102, hot="last"),
+                               row(planner="even-invariant", dist="skew80", us=104),
+                               row("even-invariant", batch=4, us=300)])
         self.assertEqual(table["long request first, in the middle, last"][1:3], ["0 of 1", "1.020"])
         self.assertEqual(table["even-invariant over even"][1:3], ["1 of 1", "1.040"])
         self.assertNotIn("even-invariant over even, from 256 requests", table)
