@@ -2,6 +2,7 @@
  * Fitting finds the constants that made the times. */
 #include "one_context.h"
 #include "sim/calibrate.h"
+#include "sim/even_cost.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -103,11 +104,75 @@ static void rows_are_checked(void **state)
     free_table(&t);
 }
 
+/* ---- What a decode by even costs --------------------------------------------------------------------- */
+
+enum { EVEN_TIMES = 12 };
+
+/* noise: largest relative error, of alternating sign. */
+static void make_even_times(ekv_even_cost cost, double noise, ekv_even_time times[EVEN_TIMES])
+{
+    for (int32_t i = 0; i < EVEN_TIMES; i++) {
+        times[i].tokens = INT64_C(262144) << i / 4;
+        times[i].requests = 512 << i % 4;
+        times[i].us =
+            cost.launch_us + cost.token_us * (double)times[i].tokens + cost.request_us * (double)times[i].requests;
+        times[i].us *= 1 + noise * (i % 2 ? 1 : -1) * (i % 3 + 1) / 3;
+    }
+}
+
+static void even_costs_are_found_again(void **state)
+{
+    (void)state;
+    /* About what an H200 shows; no cost of a request at all; and a launch that costs less than nothing. */
+    static const ekv_even_cost costs[] = { { 11, 4.9e-4, 7e-3, 0 }, { 20, 5e-4, 0, 0 }, { -3, 1e-3, 1e-2, 0 } };
+    for (int i = 0; i < 3; i++) {
+        ekv_even_time times[EVEN_TIMES];
+        ekv_even_cost found;
+        make_even_times(costs[i], 0, times);
+        assert_int_equal(ekv_even_cost_fit(times, EVEN_TIMES, &found), EKV_OK);
+        assert_true(fabs(found.launch_us - costs[i].launch_us) < 1e-6);
+        assert_true(fabs(found.token_us - costs[i].token_us) < 1e-12);
+        assert_true(fabs(found.request_us - costs[i].request_us) < 1e-9);
+        assert_true(found.worst < 1e-9);
+        make_even_times(costs[i], 0.01, times);
+        assert_int_equal(ekv_even_cost_fit(times, EVEN_TIMES, &found), EKV_OK);
+        assert_true(fabs(found.launch_us - costs[i].launch_us) < 4);
+        assert_true(fabs(found.token_us / costs[i].token_us - 1) < 0.02);
+        assert_true(fabs(found.request_us - costs[i].request_us) < 1e-3);
+        assert_true(found.worst > 0.002 && found.worst < 0.02);
+    }
+}
+
+static void even_times_are_checked(void **state)
+{
+    (void)state;
+    const ekv_even_cost cost = { 11, 4.9e-4, 7e-3, 0 }, before = { 1, 2, 3, 4 };
+    ekv_even_time times[EVEN_TIMES], alike[EVEN_TIMES];
+    ekv_even_cost found = before;
+    make_even_times(cost, 0.01, times);
+    assert_int_equal(ekv_even_cost_fit(times, 0, &found), EKV_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(ekv_even_cost_fit(times, 2, &found), EKV_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(ekv_even_cost_fit(times, 4, &found), EKV_ERROR_INVALID_ARGUMENT); /* all of one number of tokens */
+    for (int32_t i = 0; i < EVEN_TIMES; i++) {
+        alike[i] = times[i];
+        alike[i].requests = 64;
+    }
+    assert_int_equal(ekv_even_cost_fit(alike, EVEN_TIMES, &found), EKV_ERROR_INVALID_ARGUMENT);
+    static const double nonsense[] = { 0, -1, NAN, INFINITY };
+    for (int i = 0; i < 4; i++) {
+        times[7].us = nonsense[i];
+        assert_int_equal(ekv_even_cost_fit(times, EVEN_TIMES, &found), EKV_ERROR_INVALID_ARGUMENT);
+    }
+    assert_memory_equal(&found, &before, sizeof before);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(constants_are_found_again),
         cmocka_unit_test(rows_are_checked),
+        cmocka_unit_test(even_costs_are_found_again),
+        cmocka_unit_test(even_times_are_checked),
     };
     return cmocka_run_group_tests(tests, create_context, free_context);
 }

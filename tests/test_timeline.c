@@ -96,10 +96,76 @@ static const char *string(const cJSON *event, const char *key)
     return value;
 }
 
+/* process: from 0, in the order in which they were added. */
 static bool is_slice(const cJSON *event, int32_t process)
 {
-    return !strcmp(string(event, "ph"), "X") && number(event, "pid") == process;
+    return !strcmp(string(event, "ph"), "X") && number(event, "pid") == process + 1;
 }
+
+/* ---- The format -------------------------------------------------------------------------------------- */
+
+static int32_t id_of(const cJSON *event, const char *key)
+{
+    const double id = number(event, key);
+    assert_true(id >= 1 && id <= INT32_MAX && id == (int32_t)id); /* 0 is a kernel's idle task to Perfetto */
+    return (int32_t)id;
+}
+
+/* How many events there are of the kind and name for a process, and for one thread of it where tid is not 0. */
+static int32_t count_named(const cJSON *events, const char *name, int32_t pid, int32_t tid)
+{
+    int32_t count = 0;
+    const cJSON *event;
+    cJSON_ArrayForEach(event, events) count += !strcmp(string(event, "ph"), "M") &&
+                                               !strcmp(string(event, "name"), name) && id_of(event, "pid") == pid &&
+                                               (!tid || id_of(event, "tid") == tid);
+    return count;
+}
+
+/* Metadata: what it names, by the argument of that kind. */
+static void check_metadata(const cJSON *event)
+{
+    const cJSON *arguments = cJSON_GetObjectItemCaseSensitive(event, "args");
+    const char *name = string(event, "name");
+    assert_null(cJSON_GetObjectItemCaseSensitive(event, "ts")); /* it holds for the whole trace */
+    assert_int_equal(cJSON_GetArraySize(arguments), 1);
+    if (!strcmp(name, "thread_sort_index"))
+        assert_true(number(arguments, "sort_index") == number(event, "tid"));
+    else
+        assert_true((!strcmp(name, "process_name") || !strcmp(name, "thread_name")) && string(arguments, "name")[0]);
+}
+
+/* What Chrome's Trace Event Format asks of complete events (X) and metadata (M), the only ones here; every process and
+ * thread that has slices has a name, and has it once. */
+static void check_format(const cJSON *trace)
+{
+    const char *unit = string(trace, "displayTimeUnit");
+    assert_true(!strcmp(unit, "ns") || !strcmp(unit, "ms"));
+    const cJSON *events = cJSON_GetObjectItemCaseSensitive(trace, "traceEvents"), *event;
+    assert_true(cJSON_IsArray(events));
+    static bool seen[8][8192];
+    memset(seen, 0, sizeof seen);
+    cJSON_ArrayForEach(event, events)
+    {
+        const int32_t pid = id_of(event, "pid"), tid = id_of(event, "tid");
+        assert_true(string(event, "name")[0] && pid < 8 && tid < 8192 && pid != tid);
+        if (!strcmp(string(event, "ph"), "M")) {
+            check_metadata(event);
+            continue;
+        }
+        assert_string_equal(string(event, "ph"), "X");
+        assert_true(string(event, "cat")[0] && number(event, "ts") >= 0 && number(event, "dur") > 0);
+        assert_true(cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(event, "args")));
+        if (seen[pid][tid])
+            continue;
+        seen[pid][tid] = true;
+        assert_int_equal(count_named(events, "process_name", pid, 0), 1);
+        assert_int_equal(count_named(events, "thread_name", pid, tid), 1);
+        assert_int_equal(count_named(events, "thread_sort_index", pid, tid), 1);
+    }
+}
+
+/* ---- What is in it ----------------------------------------------------------------------------------- */
 
 /* Every tile once, with its numbers and as long as it took. */
 static void check_tiles(const cJSON *events, const ekv_plan *plan, int32_t process)
@@ -182,6 +248,7 @@ static void test_trace(void **state)
     }
     cJSON *trace = write_and_parse(&timeline);
     const cJSON *events = cJSON_GetObjectItemCaseSensitive(trace, "traceEvents");
+    check_format(trace);
     for (int32_t p = 0; p < 3; p++) {
         check_tiles(events, plans[p], p);
         check_tracks(events, p);
@@ -196,7 +263,9 @@ static void test_no_decode_at_all(void **state)
 {
     (void)state;
     const cli_timeline timeline = { 0 };
-    cJSON_Delete(write_and_parse(&timeline));
+    cJSON *trace = write_and_parse(&timeline);
+    check_format(trace);
+    cJSON_Delete(trace);
 }
 
 int main(void)

@@ -5,6 +5,7 @@
 #include "base/number.h"
 #include "base/status.h"
 #include "bench.h"
+#include "calibrate.h"
 #include "measured.h"
 #include "panels.h"
 #include "sim/calibrate.h"
@@ -279,9 +280,10 @@ static ekv_status plot(const calibration *c, const char *path)
 
 /* ---- The device with its new constants --------------------------------------------------------------- */
 
-/* Whether the line sets a constant of a system that was fitted. */
-static bool is_replaced(const calibration *c, const char *line, size_t size)
+/* Whether the line sets a constant of a system that was fitted.  argument: the calibration. */
+static bool is_fitted_line(const void *argument, const char *line, size_t size)
 {
+    const calibration *c = argument;
     for (int32_t s = 0; s < EKV_NUM_SYSTEMS; s++) {
         const char *name = ekv_system_name(s);
         const size_t length = strlen(name);
@@ -311,31 +313,43 @@ static void print_system(const calibration *c, cli_text *text, int32_t s)
     print_constant(text, s, "merge_us", m->merge_us, source);
 }
 
-/* The text of the device with the lines of fitted systems replaced. */
-static ekv_status save(calibration *c)
+ekv_status calibrate_save(cli_state *cli, const char *name,
+                          bool (*is_replaced)(const void *argument, const char *line, size_t size),
+                          const void *argument, const cli_text *added)
 {
-    cli_state *cli = c->cli;
     char *read = NULL;
     size_t size;
-    const char *text = ekv_device_text(cli->options.device ? cli->options.device : c->workload.device.name);
+    const char *device = cli->options.device ? cli->options.device : name, *text = ekv_device_text(device);
     ekv_status status = EKV_OK;
-    if (!text && !(status = cli_read_file(cli->options.device, 64 << 10, &read, &size)))
+    if (!text && !cli->options.device)
+        return ekv_fail(EKV_ERROR_NOT_FOUND, "no model is called '%s'; --save needs one of --device to change", name);
+    if (!text && !(status = cli_read_file(device, 64 << 10, &read, &size)))
         text = read;
     if (status)
         return status;
     cli_text saved = { 0 };
     while (*text) {
         const size_t line = strcspn(text, "\n");
-        if (!is_replaced(c, text, line))
+        if (!is_replaced(argument, text, line))
             cli_print(&saved, "%.*s\n", (int)line, text);
         text += line + (text[line] == '\n');
     }
-    for (int32_t s = 0; s < EKV_NUM_SYSTEMS; s++)
-        if (c->fitted[s])
-            print_system(c, &saved, s);
+    cli_append(&saved, added->data, added->size);
     cli_write_later(cli, cli->options.save, &saved);
     free(read);
     return EKV_OK;
+}
+
+/* The device with the lines of fitted systems replaced. */
+static ekv_status save(calibration *c)
+{
+    cli_text added = { 0 };
+    for (int32_t s = 0; s < EKV_NUM_SYSTEMS; s++)
+        if (c->fitted[s])
+            print_system(c, &added, s);
+    ekv_status status = calibrate_save(c->cli, c->workload.device.name, is_fitted_line, c, &added);
+    free(added.data);
+    return status;
 }
 
 /* ---- The command ------------------------------------------------------------------------------------- */
@@ -344,8 +358,9 @@ static ekv_status calibrate(calibration *c)
 {
     cli_state *cli = c->cli;
     ekv_status status;
-    if (!cli->options.from)
-        return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "calibrate needs --from FILE"));
+    const char *stray = cli_options_given(&cli->options, CLI_SHAPE | CLI_EXECUTION);
+    if (stray)
+        return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "%s does not go with --from", stray));
     if (cli->options.save && cli->options.fit == CLI_FIT_NONE)
         return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "--save does not go with --fit none"));
     if ((cli->options.plot && (status = cli_usage(cli, bench_check_plot(cli->options.plot)))) ||
@@ -371,6 +386,8 @@ static ekv_status calibrate(calibration *c)
 
 static ekv_status calibrate_run(cli_state *cli)
 {
+    if (!cli->options.from)
+        return calibrate_gpu_run(cli);
     calibration c = { .cli = cli };
     ekv_status status = calibrate(&c);
     for (int64_t i = 0; i < c.num_rows; i++)
@@ -383,12 +400,17 @@ static ekv_status calibrate_run(cli_state *cli)
 
 const cli_command cli_command_calibrate = {
     .name = "calibrate",
-    .summary = "fit the simulator's constants to measured times, and judge them",
-    .details = "Fits the constants of each system in a table of measured times (at most six a system, by least squares "
+    .summary = "fit constants to measured times, and judge them; or measure on this GPU",
+    .details = "With --from it fits the constants of each system in a table of measured times (at most six a system, "
+               "by least squares "
                "on the logarithm of the time) to half of its rows, and prints how far the simulated times of all rows "
                "are from the measured ones.\n"
-               "With --fit none it fits nothing and judges the constants that the device has.\n",
-    .groups = CLI_CALIBRATE | CLI_LENGTHS | CLI_PLANNERS | CLI_PLANNING | CLI_DEVICE | CLI_JSON | CLI_OUTPUT,
+               "With --fit none it fits nothing and judges the constants that the device has.\n"
+               "Without --from it measures even on the GPU: what a launch, a token and a request cost (by batches of "
+               "equal requests that leave nothing to cut), the plain read, and at which --request-cost batches of "
+               "unequal requests take the least time; --save writes the device's model with the last two in it.\n",
+    .groups = CLI_CALIBRATE | CLI_SHAPE | CLI_LENGTHS | CLI_PLANNERS | CLI_PLANNING | CLI_DEVICE | CLI_EXECUTION |
+              CLI_JSON | CLI_OUTPUT,
     .planners = "all",
     .run = calibrate_run,
 };

@@ -24,9 +24,16 @@ static void begin_event(cli_timeline *timeline)
     cli_print(&timeline->events, timeline->events.size ? ",\n" : "");
 }
 
+/* Perfetto keeps process 0 and thread 0 for the idle task of a kernel, and puts a thread that is named as its process
+ * first: processes count from 1, tracks from MAX_PLACES. */
 static int32_t track(int32_t sm, int32_t place)
 {
-    return sm * MAX_PLACES + place;
+    return (sm + 1) * MAX_PLACES + place;
+}
+
+static int32_t process(const cli_timeline *timeline)
+{
+    return timeline->decodes + 1;
 }
 
 static void add_slice(cli_timeline *timeline, const char *name, const char *category, int32_t tid, int64_t start_ns,
@@ -36,14 +43,14 @@ static void add_slice(cli_timeline *timeline, const char *name, const char *cate
     cli_print(
         &timeline->events,
         "{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"args\":{%s}}",
-        name, category, timeline->decodes, tid, (double)start_ns / 1e3, (double)(stop_ns - start_ns) / 1e3, arguments);
+        name, category, process(timeline), tid, (double)start_ns / 1e3, (double)(stop_ns - start_ns) / 1e3, arguments);
 }
 
 static void add_metadata(cli_timeline *timeline, const char *what, int32_t tid, const char *key, const char *value)
 {
     begin_event(timeline);
     cli_print(&timeline->events, "{\"name\":\"%s\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"%s\":%s}}", what,
-              timeline->decodes, tid, key, value);
+              process(timeline), tid, key, value);
 }
 
 static void add_tile(cli_timeline *timeline, const ekv_plan *plan, const ekv_stamp *stamp, int32_t tid, int64_t origin)
@@ -127,7 +134,7 @@ static void name_process(cli_timeline *timeline, const ekv_plan *plan, int64_t b
     snprintf(name, sizeof name, "\"%s, %s, batch %" PRId64 ": %d requests, %" PRId64 " tiles, %.1f us\"",
              plan->planner->name, cli_dispatch_name(plan->dispatch), batch + 1, plan->batch.batch_size, plan->num_tiles,
              (double)ns / 1e3);
-    add_metadata(timeline, "process_name", 0, "name", name);
+    add_metadata(timeline, "process_name", track(0, 0), "name", name);
 }
 
 /* Returns the time from the first start to the last stop. */

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far the shipped constants are from the measurements, and fitting."""
 import csv
+import json
 import random
 import re
 import unittest
@@ -107,7 +108,9 @@ class CalibrateTest(CliTest):
     def test_errors(self):
         head = "planner,dist,batch,total_tokens,page_size,q_heads,kv_heads,median_us\n"
         good = "fa3,uniform,4,8192,16,32,4,100\n"
-        self.refuse(2, "EKV_ERROR_INVALID_ARGUMENT", "calibrate needs --from", "calibrate")
+        for option in ("--page-size 1", "--repeat 3", "--backend cuda"):
+            self.refuse(2, "EKV_ERROR_INVALID_ARGUMENT", option.split()[0], "does not go with --from",
+                        f"calibrate {option} --from {TABLE}")
         self.refuse(1, "EKV_ERROR_NOT_FOUND", "no-such", "calibrate --from no-such.csv")
         self.refuse(2, "EKV_ERROR_INVALID_ARGUMENT", "does not go with --fit none",
                     f"calibrate --fit none --save x --from {TABLE}")
@@ -131,6 +134,20 @@ class CalibrateTest(CliTest):
             self.assertIn(result.returncode, (1, 2))
             self.assertRegex(result.stderr, r"\Aevenkv: [^\n]+\n\Z")
             self.assertIn(part, result.stderr)
+
+    def test_without_a_table(self):
+        """It measures on a GPU, or says that there is none; what it has no use for is refused before."""
+        for option in ("--kv-lens 5", "--planner fa3", "--residuals", "--fit odd", "--plot x.svg", "--backend cpu",
+                       "--request-cost 4"):
+            self.refuse(2, "EKV_ERROR_INVALID_ARGUMENT", option.split(" ")[0], f"calibrate {option}")
+        result = self.tool("calibrate --repeat 3 --json")
+        if result.returncode:
+            self.check_error(result, 1, "EKV_ERROR_BACKEND_UNAVAILABLE", "calibrate needs --from FILE, or a GPU")
+            return
+        measured = json.loads(result.stdout)
+        self.assertTrue(measured["passed"])
+        self.assertGreater(measured["token_us"], 0)
+        self.assertEqual((len(measured["equal_requests"]), len(measured["request_costs"])), (12, 36))
 
 
 if __name__ == "__main__":
