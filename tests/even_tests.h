@@ -70,6 +70,7 @@ static inline setting setting_of(const char *planner, int32_t num_sms, int32_t k
         s.options.chunk_tokens = block;
     s.options.request_cost = request_cost;
     s.options.snap_tokens = 0;
+    s.options.least_share = 0;
     return s;
 }
 
@@ -168,6 +169,8 @@ static inline setting random_setting(ekv_rng *rng, const char *planner)
         s.options.request_cost = 0;
     if (ekv_rng_below(rng, 2) == 0)
         s.options.snap_tokens = (int32_t)ekv_rng_below(rng, 1 << ekv_rng_below(rng, 14));
+    if (ekv_rng_below(rng, 2) == 0)
+        s.options.least_share = (int32_t)ekv_rng_below(rng, 1 << ekv_rng_below(rng, 12));
     if (ekv_rng_below(rng, 3) == 0)
         s.options.heads_per_tile = s.kv_heads % 2 ? 1 : 2;
     s.ctas_per_sm = 1 + (int32_t)ekv_rng_below(rng, 3);
@@ -224,11 +227,15 @@ static inline void check_balance(const setting *s, const int32_t *kv_len, int32_
     const int64_t ctas = ekv_plan_num_ctas(plan);
     int64_t total, other_total;
     const int64_t largest = largest_cost(plan, &total), heads = plan->options.heads_per_tile;
-    const int64_t snap = plan->request_cost < 0 ? 0 : ekv_min(total / heads / ctas / 8, plan->options.snap_tokens);
+    const int64_t least = plan->request_cost < 0 ? 0 : plan->options.least_share;
+    const bool few = least > 0 && total / heads / least < ctas;
+    const int64_t sharing = few ? ekv_max(total / heads / least, 1) : ctas;
+    const int64_t snap =
+        plan->request_cost < 0 ? 0 : ekv_min(total / heads / sharing * (few ? 6 : 1) / 8, plan->options.snap_tokens);
     const int64_t block = heads * (plan->block_tokens + plan->options.request_cost + 2 * snap);
-    if ((largest - block) * ctas >= total && total > 0)
+    if ((largest - block) * sharing >= total && total > 0)
         fail_msg("%s: the largest cost is %lld of %lld over %lld CTAs, a block %lld", where, (long long)largest,
-                 (long long)total, (long long)ctas, (long long)block);
+                 (long long)total, (long long)sharing, (long long)block);
     for (int64_t cta = 0; cta < ctas && plan->request_cost >= 0; cta++) {
         int32_t cut = 0;
         for (int64_t i = plan->cta_begin[cta]; i < plan->cta_begin[cta + 1]; i++)
@@ -269,7 +276,8 @@ static inline ekv_even_line line_of(const ekv_plan *plan, int64_t *cost)
                            .num_ctas = plan->grid[0],
                            .block_tokens = plan->block_tokens,
                            .request_cost = plan->options.request_cost,
-                           .snap_tokens = plan->options.snap_tokens };
+                           .snap_tokens = plan->options.snap_tokens,
+                           .least_share = plan->options.least_share };
     ekv_even_sum(&line);
     return line;
 }

@@ -88,6 +88,7 @@ static inline on_device_case case_create(ekv_rng *rng, int32_t batch_size)
     c.options.block_tokens = PICK(rng, 0, 0, 1, 16, 24, 128);
     c.options.chunk_tokens = PICK(rng, 0, 0, 64, 100, 512);
     c.options.request_cost = PICK(rng, -1, -1, 0, 1, 16);
+    c.options.least_share = PICK(rng, -1, -1, 0, 40, 700);
     c.options.no_sort = ekv_rng_below(rng, 4) == 0;
     c.options.dispatch = (ekv_dispatch)(ekv_rng_below(rng, 2) ? 0 : ekv_rng_below(rng, 4));
     c.bound = malloc((size_t)n * sizeof *c.bound);

@@ -67,9 +67,8 @@ static ekv_even_chunk_line sum_requests(const ekv_plan *plan, const int32_t *kv_
     return (ekv_even_chunk_line){ { line, s->partial }, s->cut };
 }
 
-static void mark_ctas(const ekv_even_chunk_line *line, bool invariant, ekv_even_mark *marks)
+static void mark_ctas(const ekv_even_chunk_line *line, int32_t num_ctas, bool invariant, ekv_even_mark *marks)
 {
-    const int32_t num_ctas = line->chunks.line.num_ctas;
     for (int32_t i = num_ctas; i >= 0; i--) {
         ekv_even_mark *mark = &marks[i];
         if (invariant) {
@@ -97,7 +96,7 @@ static void emit_even(const ekv_plan *plan, const int32_t *kv_len, const records
                     malloc(requests * sizeof *s.cut), malloc(((size_t)num_ctas + 1) * sizeof *s.marks) };
     assert_true(s.cost && s.partial && s.cut && s.marks);
     const ekv_even_chunk_line line = sum_requests(plan, kv_len, invariant, &s);
-    mark_ctas(&line, invariant, s.marks);
+    mark_ctas(&line, num_ctas, invariant, s.marks);
     write_header(plan, r, s.marks[num_ctas].tiles, s.marks[num_ctas].merges);
     for (int32_t cta = num_ctas - 1; cta >= 0; cta--) {
         const ekv_even_mark *mark = &s.marks[cta];

@@ -138,6 +138,7 @@ static void random_options(ekv_rng *rng, workload *w)
     o->block_tokens = PICK(rng, 0, 0, 8, 16, 64, 100);
     o->request_cost = PICK(rng, -1, 0, 5, 12, 1000);
     o->snap_tokens = PICK(rng, -1, 0, 0, 100, 5000);
+    o->least_share = PICK(rng, -1, 0, 0, 50, 1000);
     o->chunk_tokens = PICK(rng, 0, 64, 1000, 4096);
     /* Keep even-invariant, which makes a tile of every chunk, to some 2^16 tiles. */
     const int64_t least = tokens * w->batch.kv_heads >> 16;

@@ -52,7 +52,7 @@ END
 BEGIN(ekv_plan_options)
 #define F(field) FIELD(ekv_plan_options, field)
     F(struct_size) F(cuda_graph) F(resident_ctas) F(no_sort) F(no_pack_gqa) F(table_width) F(sm_margin) F(ctas_per_sm)
-    F(heads_per_tile) F(block_tokens) F(request_cost) F(snap_tokens) F(chunk_tokens) F(dispatch)
+    F(heads_per_tile) F(block_tokens) F(request_cost) F(snap_tokens) F(least_share) F(chunk_tokens) F(dispatch)
     F(max_total_tokens) F(on_device) F(cuda)
 #undef F
 END

@@ -168,11 +168,16 @@ static const option_row table[] = {
                 "even: cuts fall on multiples of N tokens (default: the page size if 16 to 64, else 16)"),
     PLAN_NUMBER("chunk-tokens", "N", chunk_tokens, 1, 1 << 24,
                 "even-invariant: cuts fall on multiples of N tokens (default 1024)"),
-    PLAN_NUMBER("request-cost", "N", request_cost, 0, 65536,
-                "even, even-invariant: tokens that a request costs beyond its own (default: the device's)"),
+    PLAN_NUMBER(
+        "request-cost", "N", request_cost, 0, 65536,
+        "even, even-invariant: tokens that a request costs beyond its own (default: the device's divided by the "
+        "heads per tile)"),
     PLAN_NUMBER("snap-tokens", "N", snap_tokens, 0, 65536,
                 "even: how far from its place a share may begin to begin with a request, at most 1/8 of a share "
                 "(default 256)"),
+    PLAN_NUMBER("least-share", "N", least_share, 0, 65536,
+                "even: tokens of a CTA's share at least; 0: all CTAs take part (default: 512 divided by the heads per "
+                "tile on a GPU, 0 on the CPU)"),
     ONE_OF(CLI_PLANNING, "dispatch", "NAME", plan.dispatch, dispatches,
            "run the planner's tiles under another dispatch: grid, queue, range (default: the planner's own)"),
 

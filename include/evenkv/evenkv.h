@@ -147,7 +147,7 @@ typedef struct ekv_device {
     int32_t num_sms;              /* streaming multiprocessors; threads for "cpu" */
     int32_t sm_arch;              /* compute capability x 10: 80, 90; 0 for "cpu" */
     int32_t ctas_per_sm;          /* persistent CTAs per SM that `even` counts on */
-    int32_t request_cost_tokens;  /* what a request costs `even` beyond its tokens, in tokens of one head group */
+    int32_t request_cost_tokens;  /* what a request costs `even` beyond its tokens, in tokens of one KV head */
     double read_gb_per_s_nominal; /* memory bandwidth by the vendor's data sheet, 1e9 bytes/s; 0: unknown */
     double read_gb_per_s;         /* achieved by a plain read of 1 GiB; 0: nobody measured */
     double bf16_tflops;           /* dense matrix rate, 1e12 FLOP/s; 0: unknown */
@@ -236,18 +236,21 @@ typedef struct ekv_plan_options {
     int32_t ctas_per_sm;    /* even, even-invariant: persistent CTAs per SM; 0: the device's */
     int32_t heads_per_tile; /* even, even-invariant: KV heads per tile, a divisor of kv_heads; 0: the largest up to 4 */
     int32_t block_tokens;   /* even: cuts fall on multiples of this; 0: page size if 16..64, else 16 */
-    int32_t request_cost;   /* even, even-invariant: tokens that a request costs beyond its own; -1: the device's */
+    int32_t request_cost;   /* even, even-invariant: tokens that a request costs beyond its own; -1: the device's
+                               divided by heads_per_tile */
     int32_t snap_tokens;    /* even: how far a share may begin from its place so that it begins with a request, at most
                                1/8 of a share; -1: 256 */
+    int32_t least_share;    /* even: tokens of a share at least: of a small batch fewer CTAs take part, and a share may
+                               move by 6/8 of itself; -1: 512 divided by heads_per_tile on a GPU, 0 on the CPU */
     int32_t chunk_tokens;   /* even-invariant: cuts fall on multiples of this; 0: 1024 */
     ekv_dispatch dispatch;  /* run the planner's tiles under another dispatch */
     int64_t max_total_tokens; /* even-invariant: room for updates; 0: twice the batch's, or what fits */
     int32_t on_device;        /* 1: plan on the GPU, from lengths that live there; needs cuda = 1; see below */
     int32_t cuda;             /* 1: for the CUDA backend too: copies of the plan on the device and in pinned memory */
 } ekv_plan_options;
-#define EKV_PLAN_OPTIONS_INIT                                                                         \
-    {                                                                                                 \
-        sizeof(ekv_plan_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, -1, 0, EKV_DISPATCH_DEFAULT, 0, 0, 0 \
+#define EKV_PLAN_OPTIONS_INIT                                                                             \
+    {                                                                                                     \
+        sizeof(ekv_plan_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, 0, EKV_DISPATCH_DEFAULT, 0, 0, 0 \
     }
 
 #define EKV_TILE_PARTIAL 1u /* writes partial slots (slot + h for its h-th head); else writes O and LSE */

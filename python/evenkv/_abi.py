@@ -124,13 +124,14 @@ class PlanOptions(_Struct):
         ("block_tokens", c_int32),
         ("request_cost", c_int32),
         ("snap_tokens", c_int32),
+        ("least_share", c_int32),
         ("chunk_tokens", c_int32),
         ("dispatch", c_int32),
         ("max_total_tokens", c_int64),
         ("on_device", c_int32),
         ("cuda", c_int32),
     ]
-    _initial_ = {"request_cost": -1, "snap_tokens": -1}
+    _initial_ = {"request_cost": -1, "snap_tokens": -1, "least_share": -1}
 
 
 class Tile(ctypes.Structure):

@@ -14,8 +14,12 @@
  * its share a CTA meets at most two cut pairs: the one it continues and the one it leaves unfinished.
  *
  * A cut costs more than it looks: two partial results to write, read and merge.  So a share that would begin within
- * `snap` of a pair's begin or end begins there instead: snap is snap_tokens, but at most 1/EKV_EVEN_SNAP_SHARE of a
+ * `snap` of a pair's begin or end begins there instead: snap is snap_tokens, but at most 1/8 of a
  * share, and the largest cost grows by 2 snap at most.  What one CTA leaves, the memory gives to the others.
+ *
+ * Of a small batch only as many CTAs take part as get a share of least_share each, num_ctas being their number: what
+ * more of them would save in reading, cuts and merges cost.  There snap is at most 6/8 of a share, so that requests
+ * of up to 1.5 shares stay whole.
  *
  * Partial slots are numbered without a count over the CTAs, in units of heads_per_tile slots:
  *  total >= num_ctas * block_tokens: a share is at least a block long, so between two adjacent blocks of a pair,
@@ -32,8 +36,9 @@
 #include "plan/record.h"
 
 enum {
-    EKV_EVEN_SNAP_SHARE = 8,
-    EKV_EVEN_SNAP_TOKENS = 256 /* by default */
+    EKV_EVEN_SNAP_EIGHTHS = 1,    /* of a share */
+    EKV_EVEN_SNAP_TOKENS = 256,   /* by default */
+    EKV_EVEN_FEW_SNAP_EIGHTHS = 6 /* where fewer CTAs take part */
 };
 
 typedef struct ekv_even_line {
@@ -44,10 +49,11 @@ typedef struct ekv_even_line {
     int32_t batch_size;
     int32_t groups; /* head groups */
     int32_t heads_per_tile;
-    int32_t num_ctas;
+    int32_t num_ctas;     /* that take part, see ekv_even_sum */
     int32_t block_tokens; /* of even-invariant: tokens of a chunk */
     int32_t request_cost; /* of even-invariant: of each chunk */
     int32_t snap_tokens;  /* even: the option */
+    int32_t least_share;  /* even: the option; 0: all CTAs take part */
 } ekv_even_line;
 
 /* A place on the line where a piece begins; {batch_size, 0, 0} is its end. */
@@ -65,7 +71,7 @@ EKV_INLINE EKV_HD int64_t ekv_even_cost(int32_t kv_len, int32_t block_tokens, in
 
 /* ---- The line ---------------------------------------------------------------------------------------- */
 
-/* First coordinate of the share of CTA i, 0 <= i <= num_ctas. */
+/* First coordinate of the share of CTA i; from num_ctas on, which take no part, total or more. */
 EKV_INLINE EKV_HD int64_t ekv_even_share(const ekv_even_line *line, int32_t i)
 {
     return i * line->total / line->num_ctas;
@@ -115,13 +121,18 @@ EKV_INLINE EKV_HD int ekv_even_is_dense(const ekv_even_line *line)
     return line->total >= (int64_t)line->num_ctas * line->block_tokens;
 }
 
-/* Sets what follows from the prefix sums, `total` and `snap`. */
+/* Sets what follows from the prefix sums, `total`, `snap` and how many of num_ctas take part. */
 EKV_INLINE EKV_HD void ekv_even_sum(ekv_even_line *line)
 {
+    int32_t eighths = EKV_EVEN_SNAP_EIGHTHS;
     line->total = line->groups * line->cost[line->batch_size];
     line->snap = 0;
+    if (line->least_share > 0 && line->total / line->least_share < line->num_ctas) {
+        line->num_ctas = (int32_t)ekv_max(line->total / line->least_share, 1);
+        eighths = EKV_EVEN_FEW_SNAP_EIGHTHS;
+    }
     if (ekv_even_is_dense(line))
-        line->snap = ekv_min(line->total / line->num_ctas / EKV_EVEN_SNAP_SHARE, line->snap_tokens);
+        line->snap = ekv_min(line->total / line->num_ctas * eighths / 8, line->snap_tokens);
 }
 
 /* Of a pair of that cost: a share that begins within so much of its begin begins with the pair. */
@@ -156,7 +167,7 @@ EKV_INLINE EKV_HD ekv_even_place ekv_even_locate(const ekv_even_line *line, int3
     return at;
 }
 
-/* Where CTA i begins and CTA i - 1 ends, 0 <= i <= num_ctas. */
+/* Where CTA i begins and CTA i - 1 ends, i >= 0. */
 EKV_INLINE EKV_HD ekv_even_place ekv_even_begin(const ekv_even_line *line, int32_t i)
 {
     ekv_even_place first = { 0, 0, 0 }, end = { line->batch_size, 0, 0 };

@@ -130,6 +130,7 @@ static ekv_status check_options(const ekv_plan_options *options, const ekv_batch
         (status = check_range(options->block_tokens, "block_tokens", 0, 65536)) ||
         (status = check_range(options->request_cost, "request_cost", -1, 65536)) ||
         (status = check_range(options->snap_tokens, "snap_tokens", -1, 65536)) ||
+        (status = check_range(options->least_share, "least_share", -1, 65536)) ||
         (status = check_range(options->chunk_tokens, "chunk_tokens", 0, 1 << 24)) ||
         (status = check_range((int64_t)options->dispatch, "dispatch", EKV_DISPATCH_DEFAULT, EKV_DISPATCH_RANGE)) ||
         (status = check_range(options->max_total_tokens, "max_total_tokens", 0, INT64_MAX)))

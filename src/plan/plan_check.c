@@ -367,8 +367,8 @@ static int64_t tile_cost(const ekv_plan *plan, const ekv_tile *t)
     return (blocks * plan->block_tokens + (t->split == 0 ? plan->request_cost : 0)) * t->head_count;
 }
 
-/* The largest cost is at most the mean, one block, which carries the request's cost if it is its first, and what
- * either end of a share may move. */
+/* The largest cost is at most the mean of the CTAs that take part, one block, which carries the request's cost if it is
+ * its first, and what either end of a share may move. */
 static ekv_status check_balance(const ekv_plan *plan)
 {
     const int64_t ctas = ekv_plan_num_ctas(plan);
@@ -377,8 +377,13 @@ static ekv_status check_balance(const ekv_plan *plan)
         total += tile_cost(plan, &plan->tiles[i]);
         heads = ekv_max(heads, plan->tiles[i].head_count);
     }
+    int64_t taking_part = ctas, eighths = EKV_EVEN_SNAP_EIGHTHS;
+    if (heads && plan->options.least_share > 0 && total / heads / plan->options.least_share < ctas) {
+        taking_part = ekv_max(total / heads / plan->options.least_share, 1);
+        eighths = EKV_EVEN_FEW_SNAP_EIGHTHS;
+    }
     const int64_t snap =
-        heads ? ekv_min(total / heads / ctas / EKV_EVEN_SNAP_SHARE, (int64_t)plan->options.snap_tokens) : 0;
+        heads ? ekv_min(total / heads / taking_part * eighths / 8, (int64_t)plan->options.snap_tokens) : 0;
     const int64_t block = heads * (plan->block_tokens + plan->request_cost + 2 * snap);
     for (int64_t cta = 0; cta < ctas; cta++) {
         int64_t cost = 0, pieces = 0;
@@ -386,10 +391,10 @@ static ekv_status check_balance(const ekv_plan *plan)
             cost += tile_cost(plan, &plan->tiles[i]);
             pieces += (plan->tiles[i].flags & EKV_TILE_PARTIAL) != 0;
         }
-        if (cost - block > total / ctas)
+        if (cost - block > total / taking_part)
             return breach("CTA %" PRId64 " costs %" PRId64 " tokens; the mean is %" PRId64
                           " and a block and what shares may move cost %" PRId64,
-                          cta, cost, total / ctas, block);
+                          cta, cost, total / taking_part, block);
         if (pieces > 2)
             return breach("CTA %" PRId64 " has %" PRId64 " pieces of cut requests; at most 2 are promised", cta,
                           pieces);

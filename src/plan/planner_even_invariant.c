@@ -67,6 +67,7 @@ static ekv_status even_invariant_capacity(ekv_plan *plan, ekv_plan_capacity *cap
     if (!plan->options.chunk_tokens)
         plan->options.chunk_tokens = CHUNK_TOKENS;
     ekv_even_resolve(plan);
+    plan->options.least_share = 0; /* how a request is cut must not depend on the others */
     plan->block_tokens = plan->cut_tokens = plan->options.chunk_tokens;
 
     const int64_t groups = plan->heads / plan->options.heads_per_tile;

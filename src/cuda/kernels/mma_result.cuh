@@ -308,12 +308,17 @@ struct partials {
         }
     }
 
-    /* The first of the weights has those of the four splits that are being added. */
-    EKV_MEMBER static void next_four(float (&weights)[EKV_MMA_FAN_IN / 4])
+    /* Of split s the weights of the lane's two rows.  To be called for s = 0, 1, ...: the first of `four` has those of
+     * the four splits that are being added. */
+    EKV_MEMBER static void row_weights(const place &w, int32_t s, float (&four)[EKV_MMA_FAN_IN / 4], float (&weight)[2])
     {
 #pragma unroll
-        for (int i = 0; i + 1 < EKV_MMA_FAN_IN / 4; i++)
-            weights[i] = weights[i + 1];
+        for (int i = 0; i < 2; i++)
+            weight[i] = __shfl_sync(EKV_FULL_WARP, four[0], s % 4 * 8 + w.lane % 4 * 2 + i);
+        if (s % 4 == 3)
+#pragma unroll
+            for (int i = 0; i + 1 < EKV_MMA_FAN_IN / 4; i++)
+                four[i] = four[i + 1];
     }
 
     EKV_MEMBER bool stored(const ekv_kernel_params &p, const place &w, int r) const
@@ -325,77 +330,72 @@ struct partials {
      * other copies keep the memory busy.  More at a time cost registers that the main loop then lacks. */
     template <int BF16>
     EKV_MEMBER void add_in_registers(const ekv_kernel_params &p, const place &w, const group &g, int r,
-                                     product<D, N, BF16> &c, float (&weights)[EKV_MMA_FAN_IN / 4]) const
+                                     product<D, N, BF16> &c, const float (&weights)[EKV_MMA_FAN_IN / 4]) const
     {
+        enum { TILES = S::D_TILES / S::ROW_TILES };
+#pragma unroll
+        for (int d0 = 0; d0 < S::D_TILES; d0 += TILES) {
+            float four[EKV_MMA_FAN_IN / 4];
+#pragma unroll
+            for (int i = 0; i < EKV_MMA_FAN_IN / 4; i++)
+                four[i] = weights[i];
 #pragma unroll 1
-        for (int32_t s = 0; s < g.splits; s++) {
-            const float4 *from = o(p, w, g.split(s)) + r * S::D_TILES * 32;
-            float4 pieces[S::D_TILES];
+            for (int32_t s = 0; s < g.splits; s++) {
+                const float4 *from = o(p, w, g.split(s)) + (r * S::D_TILES + d0) * 32;
+                float4 pieces[TILES];
 #pragma unroll
-            for (int d = 0; d < S::D_TILES; d++) {
-                pieces[d] = make_float4(0, 0, 0, 0);
-                if (d < count && stored(p, w, r))
-                    pieces[d] = __ldcg(from + d * 32);
+                for (int d = 0; d < TILES; d++) {
+                    pieces[d] = make_float4(0, 0, 0, 0);
+                    if (d0 + d < count && stored(p, w, r))
+                        pieces[d] = __ldcg(from + d * 32);
+                }
+                float weight[2];
+                row_weights(w, s, four, weight);
+#pragma unroll
+                for (int d = 0; d < TILES; d++)
+                    add_fragment(c.o[r][d0 + d], weight, pieces[d]);
             }
-            if (s == 0) /* with the first pieces under way */
-                weigh(p, w, g, r, c, weights);
-            float weight[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                weight[i] = __shfl_sync(EKV_FULL_WARP, weights[0], s % 4 * 8 + w.lane % 4 * 2 + i);
-#pragma unroll
-            for (int d = 0; d < S::D_TILES; d++)
-                add_fragment(c.o[r][d], weight, pieces[d]);
-            if (s % 4 == 3)
-                next_four(weights);
         }
+    }
+
+    /* Where the lane's piece of d tile d of split s is in the ring: where copies of K and V by this lane went, too. */
+    EKV_MEMBER static uint32_t ring_piece(const place &w, int32_t s, int d)
+    {
+        const int row = (s % RING_SPLITS * S::D_TILES + d) * S::LANE_ROWS + w.lane / S::CHUNKS;
+        return swizzled<D>(w.ring, row, w.lane % S::CHUNKS);
     }
 
     /* The lane's pieces of split s, row tile r, on their way to the ring, which has room for RING_SPLITS. */
     EKV_MEMBER void copy(const ekv_kernel_params &p, const place &w, const group &g, int r, int32_t s) const
     {
-        const uint32_t to = ring_pieces(w, s);
         const float4 *from = o(p, w, g.split(min(s, g.splits - 1))) + r * S::D_TILES * 32;
 #pragma unroll
         for (int d = 0; d < S::D_TILES; d++)
             if (d < count)
-                ekv_copy16(to + (uint32_t)d * 512, from + d * 32, stored(p, w, r) && s < g.splits);
+                ekv_copy16(ring_piece(w, s, d), from + d * 32, stored(p, w, r) && s < g.splits);
         ekv_copy_commit();
     }
 
-    EKV_MEMBER static uint32_t ring_pieces(const place &w, int32_t s)
-    {
-        return w.ring + (uint32_t)(s % RING_SPLITS * S::D_TILES * 512 + w.lane * 16);
-    }
-
-    /* The same through the warp's ring, more at a time: for merges at a CTA's end, when each round trip counts and
-     * nothing else is to be read. */
+    /* The same through the warp's ring, more at a time, of which the first are under way: for merges at a CTA's end,
+     * when each round trip counts and nothing else is to be read. */
     template <int BF16>
     EKV_MEMBER void add_through_ring(const ekv_kernel_params &p, const place &w, const group &g, int r,
-                                     product<D, N, BF16> &c, float (&weights)[EKV_MMA_FAN_IN / 4]) const
+                                     product<D, N, BF16> &c, float (&four)[EKV_MMA_FAN_IN / 4]) const
     {
-#pragma unroll 1
-        for (int32_t s = 0; s < RING_SPLITS; s++)
-            copy(p, w, g, r, s);
-        weigh(p, w, g, r, c, weights);
 #pragma unroll 1
         for (int32_t s = 0; s < g.splits; s++) {
             float weight[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                weight[i] = __shfl_sync(EKV_FULL_WARP, weights[0], s % 4 * 8 + w.lane % 4 * 2 + i);
+            row_weights(w, s, four, weight);
             ekv_copy_wait(RING_SPLITS - 1);
 #pragma unroll
             for (int d = 0; d < S::D_TILES; d++)
                 if (d < count) {
-                    const uint4 piece = load_shared16(ring_pieces(w, s) + (uint32_t)d * 512);
+                    const uint4 piece = load_shared16(ring_piece(w, s, d));
                     add_fragment(c.o[r][d], weight,
                                  make_float4(__uint_as_float(piece.x), __uint_as_float(piece.y),
                                              __uint_as_float(piece.z), __uint_as_float(piece.w)));
                 }
             copy(p, w, g, r, s + RING_SPLITS);
-            if (s % 4 == 3)
-                next_four(weights);
         }
     }
 
@@ -404,12 +404,18 @@ struct partials {
     EKV_MEMBER void merge(const ekv_kernel_params &p, const place &w, const group &g, bool ring_free,
                           product<D, N, BF16> &c) const
     {
+        ring_free = ring_free && p.stages * S::STAGE_BYTES >= RING_SPLITS * S::D_TILES * 512;
         c.forget_q();
         c.clear();
 #pragma unroll
         for (int r = 0; r < S::ROW_TILES; r++) {
-            float weights[EKV_MMA_FAN_IN / 4] = {};
-            if (ring_free && p.stages * S::STAGE_BYTES >= RING_SPLITS * S::D_TILES * 512)
+            float weights[EKV_MMA_FAN_IN / 4];
+            if (ring_free)
+#pragma unroll 1
+                for (int32_t s = 0; s < RING_SPLITS; s++)
+                    copy(p, w, g, r, s);
+            weigh(p, w, g, r, c, weights);
+            if (ring_free)
                 add_through_ring(p, w, g, r, c, weights);
             else
                 add_in_registers(p, w, g, r, c, weights);
