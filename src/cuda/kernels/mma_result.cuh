@@ -365,14 +365,18 @@ struct partials {
         return swizzled<D>(w.ring, row, w.lane % S::CHUNKS);
     }
 
-    /* The lane's pieces of split s, row tile r, on their way to the ring, which has room for RING_SPLITS. */
+    /* The lane's pieces of split s, row tile r, on their way to the ring, which has room for RING_SPLITS.  A group of
+     * copies in any case: who waits counts groups.  Nothing is copied for a split that there is not: nobody would wait
+     * for it before the next merge uses its place. */
     EKV_MEMBER void copy(const ekv_kernel_params &p, const place &w, const group &g, int r, int32_t s) const
     {
-        const float4 *from = o(p, w, g.split(min(s, g.splits - 1))) + r * S::D_TILES * 32;
+        if (s < g.splits) {
+            const float4 *from = o(p, w, g.split(s)) + r * S::D_TILES * 32;
 #pragma unroll
-        for (int d = 0; d < S::D_TILES; d++)
-            if (d < count)
-                ekv_copy16(ring_piece(w, s, d), from + d * 32, stored(p, w, r) && s < g.splits);
+            for (int d = 0; d < S::D_TILES; d++)
+                if (d < count)
+                    ekv_copy16(ring_piece(w, s, d), from + d * 32, stored(p, w, r));
+        }
         ekv_copy_commit();
     }
 
