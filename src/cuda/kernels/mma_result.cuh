@@ -160,6 +160,13 @@ EKV_DEVICE uint4 load_shared16(uint32_t address)
     return value;
 }
 
+EKV_DEVICE float4 load_shared_floats(uint32_t address)
+{
+    const uint4 words = load_shared16(address);
+    return make_float4(__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
+                       __uint_as_float(words.w));
+}
+
 /* O and LSE of a head from the part that c holds: d tiles w.member * count and on.  Through shared memory, so that few
  * instructions write whole rows: while a warp is here, its ring is not refilled. */
 template <int D, int N, int BF16>
@@ -391,14 +398,14 @@ struct partials {
             float weight[2];
             row_weights(w, s, four, weight);
             ekv_copy_wait(RING_SPLITS - 1);
+            float4
+                pieces[S::D_TILES]; /* all, so that the loads need not wait for each other; from count on, nobody's */
 #pragma unroll
             for (int d = 0; d < S::D_TILES; d++)
-                if (d < count) {
-                    const uint4 piece = load_shared16(ring_piece(w, s, d));
-                    add_fragment(c.o[r][d], weight,
-                                 make_float4(__uint_as_float(piece.x), __uint_as_float(piece.y),
-                                             __uint_as_float(piece.z), __uint_as_float(piece.w)));
-                }
+                pieces[d] = load_shared_floats(ring_piece(w, s, d));
+#pragma unroll
+            for (int d = 0; d < S::D_TILES; d++)
+                add_fragment(c.o[r][d], weight, pieces[d]);
             copy(p, w, g, r, s + RING_SPLITS);
         }
     }
