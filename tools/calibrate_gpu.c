@@ -42,6 +42,8 @@ typedef struct calibration {
     cli_execution execution;
     ekv_lengths_list *batches[NUM_BATCHES]; /* the equal ones, then the mixed ones; one batch each */
     int32_t num_ctas;
+    int32_t heads_per_tile;
+    int32_t model_cost; /* request_cost by the device's model */
     char kernel[64];
     ekv_even_time times[NUM_EQUAL];
     cli_read reads[NUM_SIZES];
@@ -73,8 +75,8 @@ static ekv_status create_plan(calibration *c, const ekv_batch *batch, int32_t re
                            ekv_plan_create(c->cli->context, "even", batch, &c->workload.device, &options, plan));
 }
 
-/* The CTAs that even launches, whatever the batch. */
-static ekv_status count_ctas(calibration *c)
+/* What even does whatever the batch. */
+static ekv_status look_at_plan(calibration *c)
 {
     const int32_t kv_len = 1;
     ekv_batch batch = c->workload.shape;
@@ -85,6 +87,8 @@ static ekv_status count_ctas(calibration *c)
     if (status)
         return status;
     c->num_ctas = plan->grid[0];
+    c->heads_per_tile = plan->options.heads_per_tile;
+    c->model_cost = plan->options.request_cost;
     ekv_plan_free(plan);
     return EKV_OK;
 }
@@ -292,7 +296,7 @@ static void print_text(calibration *c)
     cli_print(text, "  a request  %9.2f ns: as %.1f tokens; the bytes of its Q and O are those of %.1f\n",
               c->cost.request_us * 1e3, request_tokens(c), query_tokens(shape));
     cli_print(text, "unequal ones take the least time at --request-cost %" PRId32 "; the device's model says %d\n",
-              costs[c->best], device->request_cost_tokens);
+              costs[c->best], c->model_cost);
     for (int32_t i = 0; i < NUM_SIZES; i++)
         cli_print(text, "plain read of %10" PRId64 " bytes: %8.1f us, %.0f GB/s\n", c->read_bytes[i], c->reads[i].us,
                   gb_per_s(c->read_bytes[i], c->reads[i].us));
@@ -322,7 +326,7 @@ static void print_json(calibration *c)
     json_real(object, "query_tokens", query_tokens(shape));
     json_real(object, "worst_residual", c->cost.worst);
     json_int(object, "best_request_cost", costs[c->best]);
-    json_int(object, "device_request_cost", device->request_cost_tokens);
+    json_int(object, "device_request_cost", c->model_cost);
     json_real(object, "device_read_gb_per_s", device->read_gb_per_s);
     json_bool(object, "passed", c->passed);
     cJSON *equal = json_add_array(object, "equal_requests");
@@ -371,7 +375,8 @@ static ekv_status save(calibration *c)
     char source[160];
     snprintf(source, sizeof source, "measured by evenkv calibrate, %d/%d heads of %d, %s", c->workload.shape.q_heads,
              c->workload.shape.kv_heads, c->workload.shape.head_dim, c->execution.cold ? "caches flushed" : "no flush");
-    cli_print(&added, "%-21s = %-13" PRId32 " # %s\n", "request_cost_tokens", costs[c->best], source);
+    cli_print(&added, "%-21s = %-13" PRId32 " # %s\n", "request_cost_tokens", costs[c->best] * c->heads_per_tile,
+              source);
     cli_print(&added, "%-21s = %-13.0f # %s: plain read of %" PRId64 " bytes\n", "read_gb_per_s",
               gb_per_s(c->read_bytes[1], c->reads[1].us), source, c->read_bytes[1]);
     ekv_status status = calibrate_save(c->cli, c->workload.device.name, is_measured, NULL, &added);
@@ -409,7 +414,7 @@ static ekv_status calibrate(calibration *c)
     ekv_status status;
     cli->options.backend = EKV_BACKEND_CUDA;
     if ((status = cli_backend_choose(cli)) || (status = cli_shape_read(cli, &c->workload.shape)) ||
-        (status = cli_device_read(cli, NULL, &c->workload.device)) || (status = count_ctas(c)) ||
+        (status = cli_device_read(cli, NULL, &c->workload.device)) || (status = look_at_plan(c)) ||
         (status = make_batches(c)))
         return status;
     for (int32_t i = 0; i < NUM_BATCHES; i++) {

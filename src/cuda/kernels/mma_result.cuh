@@ -8,9 +8,7 @@
  * Merges form a tree.  The splits of a merge are put into groups of up to EKV_MMA_FAN_IN in their order; whoever
  * arrives last at a group merges it, in split order, and arrives with that at the group of groups, until one is left,
  * which becomes the output.  What is added to what is fixed by the number of splits alone: results do not depend on who
- * is last.  Nobody waits for anybody.  Who finds all others there keeps its own in shared memory and need not arrive:
- * the fence and the atomic cost more than the merge of a few splits, and each byte that is written as much time as four
- * that are read.
+ * is last.  Nobody waits for anybody.  Who finds all others there need not arrive, which saves a fence and an atomic.
  *
  * Arrivals are counted for each group and each part by itself: at level L, in the place of split `first split of the
  * group + L`.  The last one sets the count back to 0, as the next decode of the plan must find it. */
