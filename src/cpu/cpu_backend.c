@@ -27,7 +27,7 @@ enum { ALONE_BYTES = 64 << 10 };
 
 /* One thread's own memory. */
 typedef struct scratch {
-    void *q;      /* [heads][slot_rows][head_dim], the kernel's q_dtype */
+    void *q;      /* room for [heads][panels][EKV_TILE_PANEL][head_dim] floats */
     float *p;     /* [panels][EKV_TILE_BLOCK][EKV_TILE_PANEL] */
     float *state; /* [heads][panels][2][EKV_TILE_PANEL] */
     float *acc;   /* [heads][slot_rows][head_dim] */
@@ -72,7 +72,7 @@ static scratch lay_out_scratch(ekv_arena *arena, const ekv_plan *plan)
     const size_t rows = (size_t)ekv_plan_slot_rows(plan), dim = (size_t)plan->batch.head_dim;
     const size_t tile_rows = (size_t)plan->heads * rows; /* no tile has more */
     const size_t lanes = (rows + EKV_TILE_PANEL - 1) / EKV_TILE_PANEL * EKV_TILE_PANEL;
-    return (scratch){ .q = ekv_arena_take(arena, tile_rows * dim * sizeof(float)),
+    return (scratch){ .q = ekv_arena_take(arena, (size_t)plan->heads * lanes * dim * sizeof(float)),
                       .p = ekv_arena_take(arena, lanes * EKV_TILE_BLOCK * sizeof(float)),
                       .state = ekv_arena_take(arena, (size_t)plan->heads * 2 * lanes * sizeof(float)),
                       .acc = ekv_arena_take(arena, tile_rows * dim * sizeof(float)),

@@ -11,11 +11,6 @@
 
 enum { STEP = 32 }; /* elements of a vector */
 
-TILE_INLINE __m512i load_words(const void *from)
-{
-    return _mm512_loadu_si512(from);
-}
-
 TILE_INLINE vec dot_pairs(vec sum, __m512i a, __m512i b)
 {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
@@ -187,16 +182,6 @@ static int32_t steps_of(const ekv_cpu_tile *tile)
         steps += EKV_TILE_BLOCK / 2 * (step == PANEL ? vectors : step / 4 * (vectors / 2) + step % 4 * (vectors / 4));
     }
     return steps;
-}
-
-/* 32 elements of acc in their own order: the first vector has those with 0 to 3 modulo 8, the second the others. */
-static void put_in_order(float *acc)
-{
-    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
-    const __m512 a = _mm512_loadu_ps(acc), b = _mm512_loadu_ps(acc + LANES);
-    _mm512_storeu_ps(acc, _mm512_permutex2var_ps(a, first, b));
-    _mm512_storeu_ps(acc + LANES, _mm512_permutex2var_ps(a, second, b));
 }
 
 static void run_tile(const ekv_cpu_tile *tile)

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The tile kernel for x86-64 with AMX BF16, for Q, K and V of bf16.  A tile register has up to 16 rows of 64 bytes, and
+ * tdpbf16ps adds A.B to C of fp32, where A is [M][32] and B [32][N], its rows interleaved by pairs (subnormal elements
+ * and sums are taken as 0).  Both products keep a panel's query rows together:
+ *
+ *     dots [16 tokens][8 rows] = K [16 tokens][head_dim] . Q^T          K as it lies, where 16 tokens are in one page
+ *     acc [8 rows][head_dim]  += weights [8 rows][32 tokens] . V        V interleaved by pairs of tokens, in scratch
+ *
+ * Weights are rounded to bf16 before P.V, their sum is not.  Interleaving leaves 32 elements of V in another order;
+ * acc keeps it until the tile's end. */
+#include "cpu/tile_avx512.h"
+
+#include "cpu/tile_softmax.h"
+
+#include <stdatomic.h>
+
+enum {
+    STEP = 32,        /* elements of a row of a tile register */
+    TILE_TOKENS = 16, /* rows of one */
+    TILE_WORDS = TILE_TOKENS * STEP,
+    MAX_DIM = 256,
+    PAIRS = EKV_TILE_BLOCK / 2 /* of tokens in a block */
+};
+
+_Static_assert((int)EKV_TILE_BLOCK == (int)STEP && 2 * TILE_TOKENS == STEP && PANEL == 8, "how blocks become tiles");
+
+/* Tile registers.  Macros, since the intrinsics make names of them. */
+#define DOTS_0 0 /* [TILE_TOKENS][PANEL] floats */
+#define DOTS_1 1
+#define QUERIES 2 /* [PAIRS of elements][PANEL] */
+#define WEIGHTS 3 /* [rows of the panel][EKV_TILE_BLOCK] */
+#define SUMS_0 4  /* [rows of the panel][16] floats */
+#define SUMS_1 5
+#define WORDS_0 6 /* of K: [TILE_TOKENS][STEP]; of V: [PAIRS][16 elements] */
+#define WORDS_1 7
+
+/* What ldtilecfg takes. */
+typedef struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} tile_config;
+
+_Static_assert(sizeof(tile_config) == 64, "palette 1");
+
+/* Tile loads read what other code has stored, which their intrinsics do not tell every compiler. */
+TILE_INLINE void finish_stores(void)
+{
+    atomic_signal_fence(memory_order_seq_cst);
+}
+
+static void configure(int32_t rows)
+{
+    const uint8_t m = (uint8_t)rows, n = PANEL * sizeof(float), all = TILE_TOKENS, bytes = STEP * sizeof(uint16_t);
+    const tile_config config = { .palette = 1,
+                                 .row_bytes = { n, n, n, bytes, bytes, bytes, bytes, bytes },
+                                 .rows = { all, all, all, m, m, m, all, all } };
+    finish_stores();
+    _tile_loadconfig(&config);
+}
+
+/* ---- Q.K --------------------------------------------------------------------------------------------- */
+
+/* Rows of a tile register in memory. */
+typedef struct tile_place {
+    const void *at;
+    int64_t stride; /* bytes from row to row */
+} tile_place;
+
+/* Tokens [t, t + TILE_TOKENS) of a block, those behind its last one being 0: where they lie, if their rows are evenly
+ * apart, else in `copy`, [TILE_TOKENS][head_dim]. */
+static tile_place place_of_k(const ekv_cpu_tile *tile, const tile_rows *rows, int32_t t, uint16_t *copy)
+{
+    const int32_t dim = tile->head_dim, size = (int32_t)sizeof *copy;
+    if (t + TILE_TOKENS <= rows->n && (rows->first + t) % tile->page_size + TILE_TOKENS <= tile->page_size)
+        return (tile_place){ rows->k[t], tile->k_stride_token * size };
+    for (int32_t i = 0; i < TILE_TOKENS; i++)
+        for (int32_t d = 0; d < dim; d += STEP) {
+            const __m512i zero = _mm512_setzero_si512();
+            const __m512i words =
+                t + i < rows->n ? load_words((const uint16_t *)(const void *)rows->k[t + i] + d) : zero;
+            _mm512_storeu_si512(copy + i * dim + d, words);
+        }
+    return (tile_place){ copy, dim * size };
+}
+
+/* p: [EKV_TILE_BLOCK][PANEL]; queries: as arrange_queries leaves a panel. */
+static void find_dots(const uint16_t *queries, const tile_place *k, int32_t head_dim, float *p, tile_fetch *fetch)
+{
+    tile_cursor cursor = fetch->cursor;
+    _tile_zero(DOTS_0);
+    _tile_zero(DOTS_1);
+    for (int32_t d = 0; d < head_dim; d += STEP) {
+        tile_fetch_step(fetch, &cursor);
+        _tile_loadd(QUERIES, queries + d * PANEL, PANEL * sizeof(float));
+        _tile_loadd(WORDS_0, (const uint16_t *)k[0].at + d, k[0].stride);
+        _tile_loadd(WORDS_1, (const uint16_t *)k[1].at + d, k[1].stride);
+        _tile_dpbf16ps(DOTS_0, WORDS_0, QUERIES);
+        _tile_dpbf16ps(DOTS_1, WORDS_1, QUERIES);
+    }
+    _tile_stored(DOTS_0, p, PANEL * sizeof *p);
+    _tile_stored(DOTS_1, p + TILE_TOKENS * PANEL, PANEL * sizeof *p);
+    fetch->cursor = cursor;
+}
+
+/* ---- P.V --------------------------------------------------------------------------------------------- */
+
+/* v: [head_dim / 16][PAIRS][16] pairs of words, tokens behind the last one being 0. */
+static void pair_tokens(const tile_rows *rows, int32_t head_dim, uint16_t *v, tile_fetch *fetch)
+{
+    static const uint16_t zeros[MAX_DIM];
+    tile_cursor cursor = fetch->cursor;
+    for (int32_t t = 0; t < EKV_TILE_BLOCK; t += 2) {
+        const uint16_t *even = t < rows->n ? (const void *)rows->v[t] : zeros;
+        const uint16_t *odd = t + 1 < rows->n ? (const void *)rows->v[t + 1] : zeros;
+        uint16_t *to = v + t / 2 * STEP;
+        for (int32_t d = 0; d < head_dim; d += STEP, to += 2 * TILE_WORDS) {
+            tile_fetch_step(fetch, &cursor);
+            const __m512i a = load_words(even + d), b = load_words(odd + d);
+            _mm512_store_si512(to, _mm512_unpacklo_epi16(a, b));
+            _mm512_store_si512(to + TILE_WORDS, _mm512_unpackhi_epi16(a, b));
+        }
+    }
+    fetch->cursor = cursor;
+}
+
+/* p: [EKV_TILE_BLOCK][PANEL] to bf16, w: [PANEL][EKV_TILE_BLOCK]. */
+static void round_weights(const float *p, uint16_t *w)
+{
+    enum {
+        LANE_TOKENS = 8
+    }; /* tokens i, i + 8, i + 16, i + 24 are the 128-bit lanes of vector i; then each lane is
+          transposed as a matrix of 8 vectors of 8 words */
+    __m512i a[8], b[8];
+    for (int32_t i = 0; i < 8; i++) {
+        const float *from = p + i * PANEL, *next = from + 2 * LANE_TOKENS * PANEL;
+        const __m512 low =
+            _mm512_insertf32x8(_mm512_castps256_ps512(panel_load(from)), panel_load(from + LANE_TOKENS * PANEL), 1);
+        const __m512 high =
+            _mm512_insertf32x8(_mm512_castps256_ps512(panel_load(next)), panel_load(next + LANE_TOKENS * PANEL), 1);
+        a[i] = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+    }
+    for (int32_t i = 0; i < 8; i += 2) {
+        b[i] = _mm512_unpacklo_epi16(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi16(a[i], a[i + 1]);
+    }
+    for (int32_t i = 0; i < 2; i++)       /* rows 4i to 4i + 3 */
+        for (int32_t j = 0; j < 2; j++) { /* vectors 4j to 4j + 3 */
+            a[4 * i + 2 * j] = _mm512_unpacklo_epi32(b[4 * j + i], b[4 * j + 2 + i]);
+            a[4 * i + 2 * j + 1] = _mm512_unpackhi_epi32(b[4 * j + i], b[4 * j + 2 + i]);
+        }
+    for (int32_t i = 0; i < 2; i++)
+        for (int32_t j = 0; j < 2; j++) {
+            uint16_t *to = w + (4 * i + 2 * j) * EKV_TILE_BLOCK;
+            _mm512_store_si512(to, _mm512_unpacklo_epi64(a[4 * i + j], a[4 * i + 2 + j]));
+            _mm512_store_si512(to + EKV_TILE_BLOCK, _mm512_unpackhi_epi64(a[4 * i + j], a[4 * i + 2 + j]));
+        }
+}
+
+/* acc[r] *= alpha[r], where that changes anything. */
+static void rescale(int32_t rows, int32_t head_dim, const float *alpha, float *acc)
+{
+    for (int32_t r = 0; r < rows; r++, acc += head_dim)
+        if (alpha[r] != 1)
+            for (int32_t d = 0; d < head_dim; d += LANES)
+                _mm512_storeu_ps(acc + d, _mm512_mul_ps(_mm512_loadu_ps(acc + d), _mm512_set1_ps(alpha[r])));
+}
+
+/* acc += w . v */
+static void weigh(const uint16_t *w, const uint16_t *v, int32_t head_dim, float *acc, tile_fetch *fetch)
+{
+    const int64_t stride = head_dim * (int64_t)sizeof *acc, v_stride = STEP * sizeof *v;
+    tile_cursor cursor = fetch->cursor;
+    finish_stores();
+    _tile_loadd(WEIGHTS, w, EKV_TILE_BLOCK * sizeof *w);
+    for (int32_t d = 0; d < head_dim; d += STEP, v += 2 * TILE_WORDS) {
+        tile_fetch_step(fetch, &cursor);
+        _tile_loadd(SUMS_0, acc + d, stride);
+        _tile_loadd(WORDS_0, v, v_stride);
+        _tile_dpbf16ps(SUMS_0, WEIGHTS, WORDS_0);
+        _tile_loadd(SUMS_1, acc + d + LANES, stride);
+        _tile_loadd(WORDS_1, v + TILE_WORDS, v_stride);
+        _tile_dpbf16ps(SUMS_1, WEIGHTS, WORDS_1);
+        _tile_stored(SUMS_0, acc + d, stride);
+        _tile_stored(SUMS_1, acc + d + LANES, stride);
+    }
+    fetch->cursor = cursor;
+}
+
+/* ---- Tiles ------------------------------------------------------------------------------------------- */
+
+/* Words of a panel's queries, arranged: [head_dim / 2][PANEL] pairs. */
+static int64_t queries_words(const ekv_cpu_tile *tile)
+{
+    return (int64_t)PANEL * tile->head_dim;
+}
+
+/* Behind tile->q: [heads][panels] of arranged queries. */
+static uint16_t *queries_of(const ekv_cpu_tile *tile, int32_t head)
+{
+    const int64_t panels = ekv_ceil_div(tile->rows, PANEL);
+    return (uint16_t *)tile->q + (tile->heads + head) * panels * queries_words(tile);
+}
+
+/* Lanes without a row get 0. */
+static void arrange_queries(const ekv_cpu_tile *tile, int32_t head)
+{
+    const int32_t pairs = tile->head_dim / 2;
+    const uint32_t *from = (const uint32_t *)tile->q + (int64_t)head * tile->rows * pairs;
+    uint32_t *to = (uint32_t *)(void *)queries_of(tile, head);
+    for (int32_t r = 0; r < ekv_round_up(tile->rows, PANEL); r++)
+        for (int32_t i = 0; i < pairs; i++)
+            to[(r / PANEL * pairs + i) * PANEL + r % PANEL] = r < tile->rows ? from[r * pairs + i] : 0;
+}
+
+static bool has_short_panel(const ekv_cpu_tile *tile)
+{
+    return tile->rows > PANEL && tile->rows % PANEL;
+}
+
+static void run_unit(const ekv_cpu_tile *tile, int32_t head, const tile_rows *rows, tile_fetch *fetch)
+{
+    _Alignas(64) uint16_t k_copy[2][TILE_TOKENS * MAX_DIM], v[EKV_TILE_BLOCK * MAX_DIM], w[PANEL * EKV_TILE_BLOCK];
+    const int32_t dim = tile->head_dim, n = rows->n;
+    float *acc = tile->acc + head * tile->stride_acc;
+    const uint16_t *queries = queries_of(tile, head);
+    tile_state *states = tile_states(tile, head);
+    const tile_place k[2] = { place_of_k(tile, rows, 0, k_copy[0]), place_of_k(tile, rows, TILE_TOKENS, k_copy[1]) };
+    for (int32_t r = 0; r < tile->rows; r += PANEL, queries += queries_words(tile)) {
+        const int32_t step = (int32_t)ekv_min(tile->rows - r, PANEL);
+        float *p = tile->p + r * EKV_TILE_BLOCK, alpha[PANEL];
+        if (has_short_panel(tile))
+            configure(step);
+        finish_stores();
+        find_dots(queries, k, dim, p, fetch);
+        if (r == 0)
+            pair_tokens(rows, dim, v, fetch); /* meanwhile the dots become ready */
+        to_weights(tile->scale, n, p, &states[r / PANEL], alpha);
+        memset(p + n * PANEL, 0, (size_t)(EKV_TILE_BLOCK - n) * PANEL * sizeof *p);
+        round_weights(p, w);
+        rescale(step, dim, alpha, acc + (int64_t)r * dim);
+        weigh(w, v, dim, acc + (int64_t)r * dim, fetch);
+    }
+}
+
+/* Steps of fetching in a unit. */
+static int32_t steps_of(const ekv_cpu_tile *tile)
+{
+    return tile->head_dim / STEP * (int32_t)(PAIRS + 2 * ekv_ceil_div(tile->rows, PANEL));
+}
+
+static void run_tile(const ekv_cpu_tile *tile)
+{
+    for (int32_t h = 0; h < tile->heads; h++)
+        arrange_queries(tile, h);
+    configure((int32_t)ekv_min(tile->rows, PANEL));
+    tile_for_units(tile, run_unit, steps_of(tile));
+    _tile_release(); /* so that the kernel has no tile registers to save with the thread */
+    for (int32_t h = 0; h < tile->heads; h++)
+        for (int32_t i = 0; i < tile->rows * tile->head_dim; i += STEP)
+            put_in_order(tile->acc + h * tile->stride_acc + i);
+}
+
+const ekv_cpu_kernel ekv_cpu_kernel_amx_bf16 = {
+    .name = "amx-bf16",
+    .id = EKV_KERNEL_AMX_BF16,
+    .head_dim_step = STEP,
+    .q_dtype = EKV_DTYPE_BF16,
+    .bf16_only = true,
+    .p_dtype = EKV_DTYPE_BF16,
+    .run = run_tile,
+    .exp2 = panel_exp2_all,
+};
