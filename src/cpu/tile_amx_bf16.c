@@ -10,7 +10,13 @@
  * acc keeps it until the tile's end. */
 #include "cpu/tile_avx512.h"
 
-#include "cpu/tile_softmax.h"
+typedef vec panel; /* of two tokens */
+typedef int32_t ipanel __attribute__((vector_size(64)));
+
+#define panel_fma vec_fma
+#define panel_max(a, b) _mm512_max_ps(a, b)
+
+#include "cpu/tile_exp2.h"
 
 #include <stdatomic.h>
 
@@ -103,43 +109,39 @@ static void find_dots(const uint16_t *queries, const tile_place *k, int32_t head
     fetch->cursor = cursor;
 }
 
-/* ---- P.V --------------------------------------------------------------------------------------------- */
+/* ---- Weights ----------------------------------------------------------------------------------------- */
 
-/* v: [head_dim / 16][PAIRS][16] pairs of words, tokens behind the last one being 0. */
-static void pair_tokens(const tile_rows *rows, int32_t head_dim, uint16_t *v, tile_fetch *fetch)
+/* Tokens follow each other in the rows of weights, and so in the pairs of V, as the conversion leaves them: pair i is
+ * of these tokens of a block. */
+static int32_t even_token(int32_t i)
 {
-    static const uint16_t zeros[MAX_DIM];
-    tile_cursor cursor = fetch->cursor;
-    for (int32_t t = 0; t < EKV_TILE_BLOCK; t += 2) {
-        const uint16_t *even = t < rows->n ? (const void *)rows->v[t] : zeros;
-        const uint16_t *odd = t + 1 < rows->n ? (const void *)rows->v[t + 1] : zeros;
-        uint16_t *to = v + t / 2 * STEP;
-        for (int32_t d = 0; d < head_dim; d += STEP, to += 2 * TILE_WORDS) {
-            tile_fetch_step(fetch, &cursor);
-            const __m512i a = load_words(even + d), b = load_words(odd + d);
-            _mm512_store_si512(to, _mm512_unpacklo_epi16(a, b));
-            _mm512_store_si512(to + TILE_WORDS, _mm512_unpackhi_epi16(a, b));
-        }
-    }
-    fetch->cursor = cursor;
+    return 8 * (i % 4) + i / 4;
 }
 
-/* p: [EKV_TILE_BLOCK][PANEL] to bf16, w: [PANEL][EKV_TILE_BLOCK]. */
-static void round_weights(const float *p, uint16_t *w)
+static int32_t odd_token(int32_t i)
 {
-    enum {
-        LANE_TOKENS = 8
-    }; /* tokens i, i + 8, i + 16, i + 24 are the 128-bit lanes of vector i; then each lane is
-          transposed as a matrix of 8 vectors of 8 words */
+    return even_token(i) + 4;
+}
+
+/* Each lane's own, and that of the same row in the other half. */
+TILE_INLINE panel swap_halves(panel x)
+{
+    return _mm512_shuffle_f32x4(x, x, 0x4E);
+}
+
+TILE_INLINE panel both_halves(const float *row)
+{
+    return _mm512_broadcast_f32x8(_mm256_loadu_ps(row));
+}
+
+/* x: [PAIRS] vectors of two tokens' rows, to w: [PANEL][EKV_TILE_BLOCK] of bf16, tokens as even_token has them.  Four
+ * tokens make a vector of words, a token a lane of 128 bits; then each lane is transposed as a matrix of 8 vectors of 8
+ * words. */
+static inline void round_weights(const panel *x, uint16_t *w)
+{
     __m512i a[8], b[8];
-    for (int32_t i = 0; i < 8; i++) {
-        const float *from = p + i * PANEL, *next = from + 2 * LANE_TOKENS * PANEL;
-        const __m512 low =
-            _mm512_insertf32x8(_mm512_castps256_ps512(panel_load(from)), panel_load(from + LANE_TOKENS * PANEL), 1);
-        const __m512 high =
-            _mm512_insertf32x8(_mm512_castps256_ps512(panel_load(next)), panel_load(next + LANE_TOKENS * PANEL), 1);
-        a[i] = (__m512i)_mm512_cvtne2ps_pbh(high, low);
-    }
+    for (int32_t i = 0; i < 8; i++)
+        a[i] = (__m512i)_mm512_cvtne2ps_pbh(x[2 * i + 1], x[2 * i]);
     for (int32_t i = 0; i < 8; i += 2) {
         b[i] = _mm512_unpacklo_epi16(a[i], a[i + 1]);
         b[i + 1] = _mm512_unpackhi_epi16(a[i], a[i + 1]);
@@ -155,6 +157,67 @@ static void round_weights(const float *p, uint16_t *w)
             _mm512_store_si512(to, _mm512_unpacklo_epi64(a[4 * i + j], a[4 * i + 2 + j]));
             _mm512_store_si512(to + EKV_TILE_BLOCK, _mm512_unpackhi_epi64(a[4 * i + j], a[4 * i + 2 + j]));
         }
+}
+
+/* Pairwise, into x[0]. */
+#define REDUCE(x, operation)                           \
+    for (int32_t width = PAIRS / 2; width; width /= 2) \
+        for (int32_t i = 0; i < width; i++)            \
+            (x)[i] = operation((x)[i], (x)[i + width]);
+
+/* The dots of n tokens, p: [EKV_TILE_BLOCK][PANEL], to weights against the new maximum of each row, w: as of
+ * round_weights, 0 behind the last token; alpha: [PANEL], what old sums are to be scaled by. */
+static void find_weights(float scale, int32_t n, float *p, tile_state *state, float *alpha, uint16_t *w)
+{
+    for (int32_t i = n * PANEL; i < EKV_TILE_BLOCK * PANEL; i++)
+        p[i] = -INFINITY;
+    panel x[PAIRS], most[PAIRS];
+    for (int32_t i = 0; i < PAIRS; i++)
+        most[i] = x[i] = panel_load(p + i * 2 * PANEL);
+    REDUCE(most, panel_max)
+    const panel old = both_halves(state->max);
+    const panel max = panel_max(panel_max(most[0], swap_halves(most[0])), old);
+    /* -inf - -inf is NaN: where there is nothing but -inf, weights are those of any finite maximum, 0 */
+    const panel from = panel_max(max, panel_splat(-0x1.fffffep127f));
+    const float scale2 = scale * 0x1.715476p0f; /* log2(e): weights are powers of 2 */
+    for (int32_t i = 0; i < PAIRS; i++)
+        x[i] = panel_exp2((x[i] - from) * scale2);
+    round_weights(x, w);
+    REDUCE(x, _mm512_add_ps)
+    const panel total = x[0] + swap_halves(x[0]);
+    const panel rescale = panel_exp2((old - from) * scale2);
+    const panel sum = both_halves(state->sum) * rescale + total;
+    _mm256_storeu_ps(alpha, _mm512_castps512_ps256(rescale));
+    _mm256_storeu_ps(state->max, _mm512_castps512_ps256(max));
+    _mm256_storeu_ps(state->sum, _mm512_castps512_ps256(sum));
+}
+
+/* As ekv_cpu_kernel.exp2. */
+static void exp2_all(const float *x, float *weights, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += PANEL)
+        _mm256_storeu_ps(weights + i, _mm512_castps512_ps256(panel_exp2(both_halves(x + i))));
+}
+
+/* ---- P.V --------------------------------------------------------------------------------------------- */
+
+/* v: [head_dim / 16][PAIRS][16] pairs of words, tokens behind the last one being 0. */
+static void pair_tokens(const tile_rows *rows, int32_t head_dim, uint16_t *v, tile_fetch *fetch)
+{
+    static const uint16_t zeros[MAX_DIM];
+    tile_cursor cursor = fetch->cursor;
+    for (int32_t i = 0; i < PAIRS; i++) {
+        const uint16_t *even = even_token(i) < rows->n ? (const void *)rows->v[even_token(i)] : zeros;
+        const uint16_t *odd = odd_token(i) < rows->n ? (const void *)rows->v[odd_token(i)] : zeros;
+        uint16_t *to = v + i * STEP;
+        for (int32_t d = 0; d < head_dim; d += STEP, to += 2 * TILE_WORDS) {
+            tile_fetch_step(fetch, &cursor);
+            const __m512i a = load_words(even + d), b = load_words(odd + d);
+            _mm512_store_si512(to, _mm512_unpacklo_epi16(a, b));
+            _mm512_store_si512(to + TILE_WORDS, _mm512_unpackhi_epi16(a, b));
+        }
+    }
+    fetch->cursor = cursor;
 }
 
 /* acc[r] *= alpha[r], where that changes anything. */
@@ -235,9 +298,7 @@ static void run_unit(const ekv_cpu_tile *tile, int32_t head, const tile_rows *ro
         find_dots(queries, k, dim, p, fetch);
         if (r == 0)
             pair_tokens(rows, dim, v, fetch); /* meanwhile the dots become ready */
-        to_weights(tile->scale, n, p, &states[r / PANEL], alpha);
-        memset(p + n * PANEL, 0, (size_t)(EKV_TILE_BLOCK - n) * PANEL * sizeof *p);
-        round_weights(p, w);
+        find_weights(tile->scale, n, p, &states[r / PANEL], alpha, w);
         rescale(step, dim, alpha, acc + (int64_t)r * dim);
         weigh(w, v, dim, acc + (int64_t)r * dim, fetch);
     }
@@ -269,5 +330,5 @@ const ekv_cpu_kernel ekv_cpu_kernel_amx_bf16 = {
     .bf16_only = true,
     .p_dtype = EKV_DTYPE_BF16,
     .run = run_tile,
-    .exp2 = panel_exp2_all,
+    .exp2 = exp2_all,
 };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Vectors of AVX-512, for the kernels that have it.  A panel stays half of one. */
-#include "cpu/tile_avx2.h"
+ * Vectors of AVX-512, for the kernels that have it. */
+#include <immintrin.h>
+#include <stdint.h>
 
 enum { LANES = 16 };
 

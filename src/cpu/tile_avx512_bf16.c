@@ -7,6 +7,8 @@
  * in another order.  acc keeps that order until the tile's end. */
 #include "cpu/tile_avx512.h"
 
+#include "cpu/tile_avx2.h" /* a panel is half of a vector */
+
 #include "cpu/tile_softmax.h"
 
 enum { STEP = 32 }; /* elements of a vector */

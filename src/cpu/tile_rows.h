@@ -69,81 +69,80 @@ static inline void tile_shift_rows(const tile_rows *from, int64_t k_bytes, int64
 
 /* ---- Fetching ---------------------------------------------------------------------------------------- */
 
-/* A walk over the rows of a stride as they lie in memory, so that what it begins the hardware's prefetchers
- * go on with. */
-typedef struct tile_walk {
-    const tile_rows *rows;  /* of its first head */
-    int64_t k_head, v_head; /* bytes from head to head */
-    int32_t heads;
-    bool heads_first; /* heads of a token are next to each other, else tokens of a head */
-    bool v;           /* K is through */
-    int32_t token, head;
-} tile_walk;
-
-static inline const char *tile_walk_next(tile_walk *w)
-{
-    const char *row = w->v ? w->rows->v[w->token] + w->head * w->v_head : w->rows->k[w->token] + w->head * w->k_head;
-    int32_t *inner = w->heads_first ? &w->head : &w->token, *outer = w->heads_first ? &w->token : &w->head;
-    const int32_t inner_end = w->heads_first ? w->heads : w->rows->n;
-    const int32_t outer_end = w->heads_first ? w->rows->n : w->heads;
-    if (++*inner == inner_end) {
-        *inner = 0;
-        if (++*outer == outer_end) {
-            *outer = 0;
-            w->v = true;
-        }
-    }
-    return row;
-}
-
-/* Rows that a unit can fetch: more than one head's, where fewer heads follow than are computed. */
-enum { FETCH_ROWS = 4 * EKV_TILE_BLOCK };
-
-/* Where a unit's fetching is; inner loops take a copy, for the compiler to keep in registers. */
+/* Where the fetching of a stride is; inner loops take a copy, for the compiler to keep in registers. */
 typedef struct tile_cursor {
-    const char *at, *end; /* next FETCH_BYTES, end of their row */
+    const char *at, *end; /* next FETCH_BYTES, end of their run */
     int32_t due;          /* what is left until the next ones, times steps; below 0 they are due */
 } tile_cursor;
 
-/* What is fetched during a unit. */
+/* A walk over the rows of a stride as they lie in memory, run by run: a run is a row, or the rows of all heads of a
+ * token if those are next to each other. */
 typedef struct tile_fetch {
     tile_cursor cursor;
-    const char **next, **last; /* row; the last stays */
-    int32_t row_bytes;
     int32_t pieces, steps; /* a step fetches pieces / steps times FETCH_BYTES on average */
-    const char *rows[FETCH_ROWS];
+    const tile_rows *rows; /* of the stride's first head */
+    int32_t heads;         /* runs of a token */
+    int32_t run_bytes;
+    bool heads_first;       /* heads of a token are closer to each other than tokens of a head */
+    int64_t k_head, v_head; /* bytes from head to head */
+    bool in_v;              /* K is through */
+    int32_t token, head;    /* of the next run */
 } tile_fetch;
 
-/* The next n rows; returns n. */
-static inline int32_t tile_fetch_unit(tile_fetch *f, tile_walk *walk, int32_t n)
+/* Sets the cursor to the next run; behind the last one fetching stops. */
+static __attribute__((noinline)) void tile_next_run(tile_fetch *f, tile_cursor *cursor)
 {
-    n = n < FETCH_ROWS ? n : FETCH_ROWS;
-    f->pieces = n * (int32_t)ekv_ceil_div(f->row_bytes, FETCH_BYTES);
-    f->cursor.due = 0;
-    if (n == 0)
-        return 0;
-    for (int32_t i = 0; i < n; i++)
-        f->rows[i] = tile_walk_next(walk);
-    f->last = f->rows + n - 1;
-    f->next = f->rows + (n > 1);
-    f->cursor.at = f->rows[0];
-    f->cursor.end = f->rows[0] + f->row_bytes;
-    return n;
+    int32_t *inner = f->heads_first ? &f->head : &f->token, *outer = f->heads_first ? &f->token : &f->head;
+    const int32_t inner_end = f->heads_first ? f->heads : f->rows->n;
+    const int32_t outer_end = f->heads_first ? f->rows->n : f->heads;
+    if (*outer == outer_end) {
+        if (f->in_v) {
+            f->pieces = 0;
+            return;
+        }
+        f->in_v = true;
+        *outer = 0;
+    }
+    cursor->at = f->in_v ? f->rows->v[f->token] + f->head * f->v_head : f->rows->k[f->token] + f->head * f->k_head;
+    cursor->end = cursor->at + f->run_bytes;
+    if (++*inner == inner_end) {
+        *inner = 0;
+        ++*outer;
+    }
+}
+
+/* Begins to fetch the stride of `heads` heads; returns the pieces that it has. */
+static inline int32_t tile_fetch_stride(tile_fetch *f, const tile_rows *rows, int32_t heads, int32_t row_bytes)
+{
+    const bool adjacent = f->heads_first && f->k_head == row_bytes && f->v_head == row_bytes;
+    f->rows = rows;
+    f->heads = adjacent ? 1 : heads;
+    f->run_bytes = adjacent ? heads * row_bytes : row_bytes;
+    f->in_v = false;
+    f->token = f->head = 0;
+    f->cursor = (tile_cursor){ 0 };
+    f->pieces = 0;
+    if (rows->n > 0)
+        tile_next_run(f, &f->cursor);
+    return 2 * rows->n * f->heads * (int32_t)ekv_ceil_div(f->run_bytes, FETCH_BYTES);
+}
+
+/* The next FETCH_BYTES, into the second-level cache: more of its loads can be under way than of the first level's, and
+ * that one is too small for a stride (bench/cpu_tile.c). */
+TILE_INLINE void tile_fetch_piece(tile_fetch *f, tile_cursor *cursor)
+{
+    __builtin_prefetch(cursor->at, 0, 2);
+    __builtin_prefetch(cursor->at + CACHE_LINE, 0, 2); /* of the next run, where one ends before */
+    cursor->at += FETCH_BYTES;
+    if (cursor->at >= cursor->end)
+        tile_next_run(f, cursor);
 }
 
 /* Called evenly throughout a unit: loads in flight are few, and a burst of them would hold up the computation. */
 TILE_INLINE void tile_fetch_step(tile_fetch *f, tile_cursor *cursor)
 {
-    for (cursor->due -= f->pieces; cursor->due < 0; cursor->due += f->steps) {
-        __builtin_prefetch(cursor->at, 0, 3);
-        __builtin_prefetch(cursor->at + CACHE_LINE, 0, 3); /* of the next row, where a row ends before */
-        cursor->at += FETCH_BYTES;
-        if (cursor->at >= cursor->end) {
-            cursor->at = *f->next;
-            cursor->end = cursor->at + f->row_bytes;
-            f->next += f->next < f->last;
-        }
-    }
+    for (cursor->due -= f->pieces; cursor->due < 0; cursor->due += f->steps)
+        tile_fetch_piece(f, cursor);
 }
 
 /* ---- Tiles ------------------------------------------------------------------------------------------- */
@@ -194,10 +193,15 @@ static inline void tile_for_units(const ekv_cpu_tile *tile, tile_unit *unit, int
     const int32_t row_bytes = (int32_t)(tile->head_dim * size);
     const int32_t most = (int32_t)ekv_max(STRIDE_BYTES / (2 * EKV_TILE_BLOCK * row_bytes), 1);
     tile_rows blocks[2], strides[2], rows;
-    tile_fetch fetch = { .row_bytes = row_bytes, .steps = steps };
+    tile_fetch fetch = {
+        .steps = steps, .heads_first = tile->k_stride_head < tile->k_stride_token, .k_head = k_head, .v_head = v_head
+    };
     tile_begin(tile);
     tile_find_rows(tile, tile->kv_begin, &blocks[0]);
     strides[0] = blocks[0];
+    int32_t pieces = tile_fetch_stride(&fetch, &blocks[0], (int32_t)ekv_min(most, tile->heads), row_bytes);
+    for (; pieces > 0; pieces--)
+        tile_fetch_piece(&fetch, &fetch.cursor);
     int32_t block = 0, stride = 0, head = 0;
     while (strides[stride].n > 0) {
         const int32_t heads = (int32_t)ekv_min(most, tile->heads - head);
@@ -211,14 +215,8 @@ static inline void tile_for_units(const ekv_cpu_tile *tile, tile_unit *unit, int
         tile_rows *next = &strides[stride ^ 1];
         tile_shift_rows(&blocks[block], next_head * k_head, next_head * v_head, next);
         const int32_t next_heads = (int32_t)ekv_min(most, tile->heads - next_head);
-        tile_walk walk = { .rows = next,
-                           .k_head = k_head,
-                           .v_head = v_head,
-                           .heads = next_heads,
-                           .heads_first = tile->k_stride_head < tile->k_stride_token };
-        int32_t left = 2 * next->n * next_heads;
+        fetch.pieces = (int32_t)ekv_ceil_div(tile_fetch_stride(&fetch, next, next_heads, row_bytes), heads);
         for (int32_t h = 0; h < heads; h++) {
-            left -= tile_fetch_unit(&fetch, &walk, left / (heads - h));
             tile_shift_rows(&strides[stride], h * k_head, h * v_head, &rows);
             unit(tile, head + h, &rows, &fetch);
         }
