@@ -122,11 +122,9 @@ static void write_row(const decode_run *run, int32_t request, int32_t q_head, fl
 {
     const ekv_batch *batch = &run->plan->batch;
     const ekv_tensors *t = run->tensors;
-    const float inverse = sum == 0 ? 0 : 1 / sum;
-    for (int32_t d = 0; d < batch->head_dim; d++)
-        acc[d] *= inverse;
     const int64_t at = request * t->o_stride_request + q_head * t->o_stride_head;
-    ekv_row_from_f32(acc, batch->head_dim, batch->q_dtype, ekv_element_mutable(t->o, batch->q_dtype, at));
+    run->kernel->write(acc, sum == 0 ? 0 : 1 / sum, batch->head_dim, batch->q_dtype,
+                       ekv_element_mutable(t->o, batch->q_dtype, at));
     if (t->lse) {
         const double lse = ((double)max * run->scale + log((double)sum)) * run->lse_unit;
         t->lse[request * t->lse_stride_request + q_head * t->lse_stride_head] = sum == 0 ? -INFINITY : (float)lse;

@@ -265,15 +265,38 @@ static uint16_t *queries_of(const ekv_cpu_tile *tile, int32_t head)
     return (uint16_t *)tile->q + (tile->heads + head) * panels * queries_words(tile);
 }
 
-/* Lanes without a row get 0. */
+/* STEP elements of `rows` rows, head_dim apart, to [STEP / 2][PANEL] pairs; lanes without a row get 0. */
+static void transpose_pairs(const uint16_t *from, int32_t rows, int32_t head_dim, uint16_t *to)
+{
+    __m512i a[PANEL], b[PANEL];
+    for (int32_t r = 0; r < PANEL; r++)
+        a[r] = r < rows ? load_words(from + r * head_dim) : _mm512_setzero_si512();
+    for (int32_t r = 0; r < PANEL; r += 2) {
+        b[r] = _mm512_unpacklo_epi32(a[r], a[r + 1]);
+        b[r + 1] = _mm512_unpackhi_epi32(a[r], a[r + 1]);
+    }
+    for (int32_t half = 0; half < 2; half++) { /* rows 4 * half to 4 * half + 3; lane i has pairs 4i to 4i + 3 */
+        const __m512i *x = b + 4 * half;
+        const __m512i pair[4] = { _mm512_unpacklo_epi64(x[0], x[2]), _mm512_unpackhi_epi64(x[0], x[2]),
+                                  _mm512_unpacklo_epi64(x[1], x[3]), _mm512_unpackhi_epi64(x[1], x[3]) };
+        for (int32_t i = 0; i < 4; i++) {
+            uint16_t *at = to + i * 2 * PANEL + half * PANEL;
+            _mm_store_si128((void *)at, _mm512_extracti32x4_epi32(pair[i], 0));
+            _mm_store_si128((void *)(at + 8 * PANEL), _mm512_extracti32x4_epi32(pair[i], 1));
+            _mm_store_si128((void *)(at + 16 * PANEL), _mm512_extracti32x4_epi32(pair[i], 2));
+            _mm_store_si128((void *)(at + 24 * PANEL), _mm512_extracti32x4_epi32(pair[i], 3));
+        }
+    }
+}
+
 static void arrange_queries(const ekv_cpu_tile *tile, int32_t head)
 {
-    const int32_t pairs = tile->head_dim / 2;
-    const uint32_t *from = (const uint32_t *)tile->q + (int64_t)head * tile->rows * pairs;
-    uint32_t *to = (uint32_t *)(void *)queries_of(tile, head);
-    for (int32_t r = 0; r < ekv_round_up(tile->rows, PANEL); r++)
-        for (int32_t i = 0; i < pairs; i++)
-            to[(r / PANEL * pairs + i) * PANEL + r % PANEL] = r < tile->rows ? from[r * pairs + i] : 0;
+    const int32_t dim = tile->head_dim;
+    const uint16_t *from = (const uint16_t *)tile->q + (int64_t)head * tile->rows * dim;
+    uint16_t *to = queries_of(tile, head);
+    for (int32_t r = 0; r < tile->rows; r += PANEL)
+        for (int32_t d = 0; d < dim; d += STEP, to += STEP * PANEL)
+            transpose_pairs(from + (int64_t)r * dim + d, (int32_t)ekv_min(tile->rows - r, PANEL), dim, to);
 }
 
 static bool has_short_panel(const ekv_cpu_tile *tile)
@@ -330,5 +353,6 @@ const ekv_cpu_kernel ekv_cpu_kernel_amx_bf16 = {
     .bf16_only = true,
     .p_dtype = EKV_DTYPE_BF16,
     .run = run_tile,
+    .write = tile_write,
     .exp2 = exp2_all,
 };

@@ -202,5 +202,6 @@ const ekv_cpu_kernel ekv_cpu_kernel_avx512_bf16 = {
     .bf16_only = true,
     .p_dtype = EKV_DTYPE_BF16,
     .run = run_tile,
+    .write = tile_write,
     .exp2 = panel_exp2_all,
 };

@@ -54,6 +54,8 @@ typedef struct ekv_cpu_kernel {
     /* Every row's result is a function of its query, its tokens and kv_begin alone, bit for bit: not of the rows and
      * heads beside it, the thread, the page size or the strides. */
     void (*run)(const ekv_cpu_tile *tile);
+    /* row[i] = acc[i] * factor, rounded to dtype, for n elements; acc changes. */
+    void (*write)(float *acc, float factor, int32_t n, ekv_dtype dtype, void *row);
     /* weights[i] = 2^x[i] as `run` computes it, for n values <= 0, n a multiple of EKV_TILE_PANEL: for
      * tests. */
     void (*exp2)(const float *x, float *weights, int32_t n);

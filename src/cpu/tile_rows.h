@@ -9,6 +9,7 @@
 
 #include "base/half.h"
 #include "base/portable.h"
+#include "cpu/convert.h"
 #include "cpu/tile_kernel.h"
 
 #include <math.h>
@@ -168,6 +169,14 @@ static inline void tile_begin(const ekv_cpu_tile *tile)
                 tile_states(tile, h)[i].sum[r] = 0;
             }
     }
+}
+
+/* As ekv_cpu_kernel.write: a plain loop, which every kernel's file compiles for its own instructions. */
+static void tile_write(float *acc, float factor, int32_t n, ekv_dtype dtype, void *row)
+{
+    for (int32_t i = 0; i < n; i++)
+        acc[i] *= factor;
+    ekv_row_from_f32(acc, n, dtype, row);
 }
 
 static inline void tile_end(const ekv_cpu_tile *tile)
