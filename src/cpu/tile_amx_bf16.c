@@ -28,6 +28,10 @@ enum {
     PAIRS = EKV_TILE_BLOCK / 2 /* of tokens in a block */
 };
 
+/* Steps of fetching in each phase of a unit, or one a vector of head_dim: a phase without would leave the memory idle
+ * (bench/cpu_tile.c). */
+enum { PHASE_STEPS = 4 };
+
 _Static_assert((int)EKV_TILE_BLOCK == (int)STEP && 2 * TILE_TOKENS == STEP && PANEL == 8, "how blocks become tiles");
 
 /* Tile registers.  Macros, since the intrinsics make names of them. */
@@ -167,8 +171,10 @@ static inline void round_weights(const panel *x, uint16_t *w)
 
 /* The dots of n tokens, p: [EKV_TILE_BLOCK][PANEL], to weights against the new maximum of each row, w: as of
  * round_weights, 0 behind the last token; alpha: [PANEL], what old sums are to be scaled by. */
-static void find_weights(float scale, int32_t n, float *p, tile_state *state, float *alpha, uint16_t *w)
+static void find_weights(float scale, int32_t n, float *p, tile_state *state, float *alpha, uint16_t *w,
+                         tile_fetch *fetch)
 {
+    tile_cursor cursor = fetch->cursor;
     for (int32_t i = n * PANEL; i < EKV_TILE_BLOCK * PANEL; i++)
         p[i] = -INFINITY;
     panel x[PAIRS], most[PAIRS];
@@ -180,8 +186,12 @@ static void find_weights(float scale, int32_t n, float *p, tile_state *state, fl
     /* -inf - -inf is NaN: where there is nothing but -inf, weights are those of any finite maximum, 0 */
     const panel from = panel_max(max, panel_splat(-0x1.fffffep127f));
     const float scale2 = scale * 0x1.715476p0f; /* log2(e): weights are powers of 2 */
-    for (int32_t i = 0; i < PAIRS; i++)
-        x[i] = panel_exp2((x[i] - from) * scale2);
+    for (int32_t i = 0; i < PAIRS; i += PAIRS / PHASE_STEPS) {
+        tile_fetch_step(fetch, &cursor);
+        for (int32_t j = i; j < i + PAIRS / PHASE_STEPS; j++)
+            x[j] = panel_exp2((x[j] - from) * scale2);
+    }
+    fetch->cursor = cursor;
     round_weights(x, w);
     REDUCE(x, _mm512_add_ps)
     const panel total = x[0] + swap_halves(x[0]);
@@ -210,8 +220,9 @@ static void pair_tokens(const tile_rows *rows, int32_t head_dim, uint16_t *v, ti
         const uint16_t *even = even_token(i) < rows->n ? (const void *)rows->v[even_token(i)] : zeros;
         const uint16_t *odd = odd_token(i) < rows->n ? (const void *)rows->v[odd_token(i)] : zeros;
         uint16_t *to = v + i * STEP;
-        for (int32_t d = 0; d < head_dim; d += STEP, to += 2 * TILE_WORDS) {
+        if (i % (PAIRS / PHASE_STEPS) == 0)
             tile_fetch_step(fetch, &cursor);
+        for (int32_t d = 0; d < head_dim; d += STEP, to += 2 * TILE_WORDS) {
             const __m512i a = load_words(even + d), b = load_words(odd + d);
             _mm512_store_si512(to, _mm512_unpacklo_epi16(a, b));
             _mm512_store_si512(to + TILE_WORDS, _mm512_unpackhi_epi16(a, b));
@@ -321,7 +332,7 @@ static void run_unit(const ekv_cpu_tile *tile, int32_t head, const tile_rows *ro
         find_dots(queries, k, dim, p, fetch);
         if (r == 0)
             pair_tokens(rows, dim, v, fetch); /* meanwhile the dots become ready */
-        find_weights(tile->scale, n, p, &states[r / PANEL], alpha, w);
+        find_weights(tile->scale, n, p, &states[r / PANEL], alpha, w, fetch);
         rescale(step, dim, alpha, acc + (int64_t)r * dim);
         weigh(w, v, dim, acc + (int64_t)r * dim, fetch);
     }
@@ -330,7 +341,7 @@ static void run_unit(const ekv_cpu_tile *tile, int32_t head, const tile_rows *ro
 /* Steps of fetching in a unit. */
 static int32_t steps_of(const ekv_cpu_tile *tile)
 {
-    return tile->head_dim / STEP * (int32_t)(PAIRS + 2 * ekv_ceil_div(tile->rows, PANEL));
+    return PHASE_STEPS + (int32_t)ekv_ceil_div(tile->rows, PANEL) * (PHASE_STEPS + 2 * (tile->head_dim / STEP));
 }
 
 static void run_tile(const ekv_cpu_tile *tile)

@@ -88,10 +88,11 @@ typedef struct tile_fetch {
     int64_t k_head, v_head; /* bytes from head to head */
     bool in_v;              /* K is through */
     int32_t token, head;    /* of the next run */
+    const char *run;        /* the one before */
 } tile_fetch;
 
-/* Sets the cursor to the next run; behind the last one fetching stops. */
-static __attribute__((noinline)) void tile_next_run(tile_fetch *f, tile_cursor *cursor)
+/* Where the next run begins; behind the last one fetching stops, and that is the one before. */
+static __attribute__((noinline)) const char *tile_next_run(tile_fetch *f)
 {
     int32_t *inner = f->heads_first ? &f->head : &f->token, *outer = f->heads_first ? &f->token : &f->head;
     const int32_t inner_end = f->heads_first ? f->heads : f->rows->n;
@@ -99,17 +100,23 @@ static __attribute__((noinline)) void tile_next_run(tile_fetch *f, tile_cursor *
     if (*outer == outer_end) {
         if (f->in_v) {
             f->pieces = 0;
-            return;
+            return f->run;
         }
         f->in_v = true;
         *outer = 0;
     }
-    cursor->at = f->in_v ? f->rows->v[f->token] + f->head * f->v_head : f->rows->k[f->token] + f->head * f->k_head;
-    cursor->end = cursor->at + f->run_bytes;
+    f->run = f->in_v ? f->rows->v[f->token] + f->head * f->v_head : f->rows->k[f->token] + f->head * f->k_head;
     if (++*inner == inner_end) {
         *inner = 0;
         ++*outer;
     }
+    return f->run;
+}
+
+TILE_INLINE void tile_begin_run(tile_fetch *f, tile_cursor *cursor)
+{
+    cursor->at = tile_next_run(f);
+    cursor->end = cursor->at + f->run_bytes;
 }
 
 /* Begins to fetch the stride of `heads` heads; returns the pieces that it has. */
@@ -124,7 +131,7 @@ static inline int32_t tile_fetch_stride(tile_fetch *f, const tile_rows *rows, in
     f->cursor = (tile_cursor){ 0 };
     f->pieces = 0;
     if (rows->n > 0)
-        tile_next_run(f, &f->cursor);
+        tile_begin_run(f, &f->cursor);
     return 2 * rows->n * f->heads * (int32_t)ekv_ceil_div(f->run_bytes, FETCH_BYTES);
 }
 
@@ -136,7 +143,7 @@ TILE_INLINE void tile_fetch_piece(tile_fetch *f, tile_cursor *cursor)
     __builtin_prefetch(cursor->at + CACHE_LINE, 0, 2); /* of the next run, where one ends before */
     cursor->at += FETCH_BYTES;
     if (cursor->at >= cursor->end)
-        tile_next_run(f, cursor);
+        tile_begin_run(f, cursor);
 }
 
 /* Called evenly throughout a unit: loads in flight are few, and a burst of them would hold up the computation. */
