@@ -43,11 +43,12 @@ typedef struct arrival {
 
 /* The workspace.  Partial results are those of ekv_cpu_tile: not normalised, with maximum and sum. */
 typedef struct workspace {
-    float *acc;         /* [slots][slot_rows][head_dim] */
-    float *max;         /* [slots][slot_rows] */
-    float *sum;         /* [slots][slot_rows] */
-    arrival *arrivals;  /* [max_batch_size][m_blocks][heads], set where an output is merged; none without slots */
-    unsigned char *own; /* [threads][own_size], what lay_out_scratch makes a scratch of */
+    float *acc;          /* [slots][slot_rows][head_dim] */
+    float *max;          /* [slots][slot_rows] */
+    float *sum;          /* [slots][slot_rows] */
+    arrival *arrivals;   /* [max_batch_size][m_blocks][heads], set where an output is merged; none without slots */
+    _Atomic bool *taken; /* [threads]: unit t is thread t's first, unless another was there before */
+    unsigned char *own;  /* [threads][own_size], what lay_out_scratch makes a scratch of */
     size_t own_size;
 } workspace;
 
@@ -94,6 +95,7 @@ static workspace lay_out(ekv_arena *arena, const ekv_plan *plan)
                         .max = ekv_arena_take(arena, rows * sizeof(float)),
                         .sum = ekv_arena_take(arena, rows * sizeof(float)),
                         .arrivals = ekv_arena_take(arena, outputs * sizeof(arrival)),
+                        .taken = ekv_arena_take(arena, threads * sizeof(_Atomic bool)),
                         .own = ekv_arena_take(arena, threads * own.used),
                         .own_size = own.used };
 }
@@ -313,14 +315,26 @@ static void run_unit(const decode_run *run, int64_t unit, const scratch *own)
         run_tile(run, unit, own);
 }
 
+/* Whether nobody has the unit yet.  A thread begins with the unit of its own number: where a cache is decoded again
+ * and again, as at every step of a model, the thread's second-level cache may still have the tokens of the last time.
+ */
+static bool take(const decode_run *run, int64_t unit)
+{
+    return unit >= ekv_pool_num_threads(run->plan->context->pool) ||
+           !atomic_exchange_explicit(&run->workspace.taken[unit], true, memory_order_relaxed);
+}
+
 static void take_units(void *argument, int32_t thread)
 {
     decode_run *run = argument;
     if (run->plan->dispatch == EKV_DISPATCH_QUEUE && thread >= ekv_plan_num_ctas(run->plan))
         return; /* a persistent CTA is one taker */
     const scratch own = own_scratch(run, thread);
+    if (thread < run->num_units && take(run, thread))
+        run_unit(run, thread, &own);
     for (int64_t unit; (unit = atomic_fetch_add_explicit(&run->next_unit, 1, memory_order_relaxed)) < run->num_units;)
-        run_unit(run, unit, &own);
+        if (take(run, unit))
+            run_unit(run, unit, &own);
 }
 
 /* ---- Operations -------------------------------------------------------------------------------------- */
@@ -375,6 +389,8 @@ static ekv_status cpu_decode(ekv_plan *plan, const ekv_tensors *tensors, const e
     run.tile_units = plan->dispatch == EKV_DISPATCH_RANGE ? ekv_plan_num_ctas(plan) : plan->num_tiles;
     run.num_units = run.tile_units + (any_empty(plan) ? ekv_ceil_div(plan->batch.batch_size, EMPTY_REQUESTS) : 0);
     expect_arrivals(&run);
+    for (int32_t t = 0; t < ekv_pool_num_threads(plan->context->pool); t++)
+        atomic_init(&run.workspace.taken[t], false);
     if (run.num_units > 1)
         ekv_pool_share(plan->context->pool, take_units, &run, kv_bytes(plan) > ALONE_BYTES);
     else

@@ -28,9 +28,9 @@ enum {
     PAIRS = EKV_TILE_BLOCK / 2 /* of tokens in a block */
 };
 
-/* Steps of fetching in each phase of a unit, or one a vector of head_dim: a phase without would leave the memory idle
- * (bench/cpu_tile.c). */
-enum { PHASE_STEPS = 4 };
+/* Steps of fetching while a panel's weights are found.  Every phase of a unit has some: one without would leave the
+ * memory idle, and too many at once would hold it up. */
+enum { WEIGHT_STEPS = 8 };
 
 _Static_assert((int)EKV_TILE_BLOCK == (int)STEP && 2 * TILE_TOKENS == STEP && PANEL == 8, "how blocks become tiles");
 
@@ -104,8 +104,9 @@ static void find_dots(const uint16_t *queries, const tile_place *k, int32_t head
         tile_fetch_step(fetch, &cursor);
         _tile_loadd(QUERIES, queries + d * PANEL, PANEL * sizeof(float));
         _tile_loadd(WORDS_0, (const uint16_t *)k[0].at + d, k[0].stride);
-        _tile_loadd(WORDS_1, (const uint16_t *)k[1].at + d, k[1].stride);
         _tile_dpbf16ps(DOTS_0, WORDS_0, QUERIES);
+        tile_fetch_step(fetch, &cursor);
+        _tile_loadd(WORDS_1, (const uint16_t *)k[1].at + d, k[1].stride);
         _tile_dpbf16ps(DOTS_1, WORDS_1, QUERIES);
     }
     _tile_stored(DOTS_0, p, PANEL * sizeof *p);
@@ -186,10 +187,10 @@ static void find_weights(float scale, int32_t n, float *p, tile_state *state, fl
     /* -inf - -inf is NaN: where there is nothing but -inf, weights are those of any finite maximum, 0 */
     const panel from = panel_max(max, panel_splat(-0x1.fffffep127f));
     const float scale2 = scale * 0x1.715476p0f; /* log2(e): weights are powers of 2 */
-    for (int32_t i = 0; i < PAIRS; i += PAIRS / PHASE_STEPS) {
-        tile_fetch_step(fetch, &cursor);
-        for (int32_t j = i; j < i + PAIRS / PHASE_STEPS; j++)
-            x[j] = panel_exp2((x[j] - from) * scale2);
+    for (int32_t i = 0; i < PAIRS; i++) {
+        if (i % (PAIRS / WEIGHT_STEPS) == 0)
+            tile_fetch_step(fetch, &cursor);
+        x[i] = panel_exp2((x[i] - from) * scale2);
     }
     fetch->cursor = cursor;
     round_weights(x, w);
@@ -220,8 +221,7 @@ static void pair_tokens(const tile_rows *rows, int32_t head_dim, uint16_t *v, ti
         const uint16_t *even = even_token(i) < rows->n ? (const void *)rows->v[even_token(i)] : zeros;
         const uint16_t *odd = odd_token(i) < rows->n ? (const void *)rows->v[odd_token(i)] : zeros;
         uint16_t *to = v + i * STEP;
-        if (i % (PAIRS / PHASE_STEPS) == 0)
-            tile_fetch_step(fetch, &cursor);
+        tile_fetch_step(fetch, &cursor);
         for (int32_t d = 0; d < head_dim; d += STEP, to += 2 * TILE_WORDS) {
             const __m512i a = load_words(even + d), b = load_words(odd + d);
             _mm512_store_si512(to, _mm512_unpacklo_epi16(a, b));
@@ -252,6 +252,7 @@ static void weigh(const uint16_t *w, const uint16_t *v, int32_t head_dim, float 
         _tile_loadd(SUMS_0, acc + d, stride);
         _tile_loadd(WORDS_0, v, v_stride);
         _tile_dpbf16ps(SUMS_0, WEIGHTS, WORDS_0);
+        tile_fetch_step(fetch, &cursor);
         _tile_loadd(SUMS_1, acc + d + LANES, stride);
         _tile_loadd(WORDS_1, v + TILE_WORDS, v_stride);
         _tile_dpbf16ps(SUMS_1, WEIGHTS, WORDS_1);
@@ -341,7 +342,8 @@ static void run_unit(const ekv_cpu_tile *tile, int32_t head, const tile_rows *ro
 /* Steps of fetching in a unit. */
 static int32_t steps_of(const ekv_cpu_tile *tile)
 {
-    return PHASE_STEPS + (int32_t)ekv_ceil_div(tile->rows, PANEL) * (PHASE_STEPS + 2 * (tile->head_dim / STEP));
+    const int32_t vectors = tile->head_dim / STEP, panels = (int32_t)ekv_ceil_div(tile->rows, PANEL);
+    return PAIRS + panels * (WEIGHT_STEPS + 4 * vectors);
 }
 
 static void run_tile(const ekv_cpu_tile *tile)
