@@ -196,9 +196,12 @@ static inline void tile_end(const ekv_cpu_tile *tile)
         }
 }
 
-/* K and V of a stride, if it has more than one head, and of those that are fetched ahead together.  They and the one
- * that is computed have to stay in a second-level cache of 256 KiB beside what else is in it. */
-enum { STRIDE_BYTES = 64 << 10, MOST_AHEAD = 4 };
+/* K and V of a stride at most, if it has more than one head: all heads of a token in one run where that can be.  It and
+ * what is fetched ahead have to stay in a second-level cache of 512 KiB beside what else is in it. */
+enum { STRIDE_BYTES = 128 << 10 };
+
+/* As many strides are fetched ahead as have AHEAD_BYTES, from one to MOST_AHEAD. */
+enum { AHEAD_BYTES = 64 << 10, MOST_AHEAD = 4 };
 
 /* The units of heads [head, head + heads) in a block. */
 typedef struct tile_stride {
@@ -265,7 +268,7 @@ static inline void tile_for_units(const ekv_cpu_tile *tile, tile_unit *unit, int
                              .k_head = tile->k_stride_head * size,
                              .v_head = tile->v_stride_head * size };
     const int64_t heads = ekv_min(strides.most, tile->heads);
-    const int32_t ahead = (int32_t)ekv_max(ekv_min(STRIDE_BYTES / (heads * unit_bytes), MOST_AHEAD), 1);
+    const int32_t ahead = (int32_t)ekv_max(ekv_min(AHEAD_BYTES / (heads * unit_bytes), MOST_AHEAD), 1);
     tile_stride ring[MOST_AHEAD + 1];
     tile_fetch fetch = { .steps = steps };
     tile_rows rows;
