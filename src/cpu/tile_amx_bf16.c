@@ -311,31 +311,54 @@ static void arrange_queries(const ekv_cpu_tile *tile, int32_t head)
             transpose_pairs(from + (int64_t)r * dim + d, (int32_t)ekv_min(tile->rows - r, PANEL), dim, to);
 }
 
-static bool has_short_panel(const ekv_cpu_tile *tile)
+/* A unit's panels go through their phases one behind the other, so that none has to wait for the results of the one
+ * before, which tile registers and the stores between them deliver late: while a panel's dots are on the way, the
+ * weights of the panel before are multiplied by V. */
+typedef struct pipeline {
+    uint16_t k[2][TILE_TOKENS * MAX_DIM]; /* of place_of_k */
+    uint16_t v[EKV_TILE_BLOCK * MAX_DIM]; /* of pair_tokens */
+    uint16_t w[PANEL * EKV_TILE_BLOCK];   /* of find_weights */
+    /* The panel whose dots are found. */
+    int32_t rows, n; /* query rows, 0: there is none yet; tokens */
+    tile_state *state;
+    float *acc;
+    int32_t configured; /* rows that the tile registers are configured for */
+} pipeline;
+
+static void find_pending_weights(const ekv_cpu_tile *tile, pipeline *own, float *alpha, tile_fetch *fetch)
 {
-    return tile->rows > PANEL && tile->rows % PANEL;
+    if (own->rows)
+        find_weights(tile->scale, own->n, tile->p, own->state, alpha, own->w, fetch);
 }
 
-static void run_unit(const ekv_cpu_tile *tile, int32_t head, const tile_rows *rows, tile_fetch *fetch)
+static void weigh_pending(const ekv_cpu_tile *tile, pipeline *own, const float *alpha, tile_fetch *fetch)
 {
-    _Alignas(64) uint16_t k_copy[2][TILE_TOKENS * MAX_DIM], v[EKV_TILE_BLOCK * MAX_DIM], w[PANEL * EKV_TILE_BLOCK];
-    const int32_t dim = tile->head_dim, n = rows->n;
-    float *acc = tile->acc + head * tile->stride_acc;
+    if (!own->rows)
+        return;
+    if (own->rows != own->configured)
+        configure(own->configured = own->rows);
+    rescale(own->rows, tile->head_dim, alpha, own->acc);
+    weigh(own->w, own->v, tile->head_dim, own->acc, fetch);
+}
+
+static void run_unit(const ekv_cpu_tile *tile, void *memory, int32_t head, const tile_rows *rows, tile_fetch *fetch)
+{
+    pipeline *own = memory;
+    const int32_t dim = tile->head_dim;
     const uint16_t *queries = queries_of(tile, head);
-    tile_state *states = tile_states(tile, head);
-    const tile_place k[2] = { place_of_k(tile, rows, 0, k_copy[0]), place_of_k(tile, rows, TILE_TOKENS, k_copy[1]) };
+    const tile_place k[2] = { place_of_k(tile, rows, 0, own->k[0]), place_of_k(tile, rows, TILE_TOKENS, own->k[1]) };
     for (int32_t r = 0; r < tile->rows; r += PANEL, queries += queries_words(tile)) {
-        const int32_t step = (int32_t)ekv_min(tile->rows - r, PANEL);
-        float *p = tile->p + r * EKV_TILE_BLOCK, alpha[PANEL];
-        if (has_short_panel(tile))
-            configure(step);
+        float alpha[PANEL];
+        find_pending_weights(tile, own, alpha, fetch);
         finish_stores();
-        find_dots(queries, k, dim, p, fetch);
+        find_dots(queries, k, dim, tile->p, fetch);
+        weigh_pending(tile, own, alpha, fetch);
         if (r == 0)
-            pair_tokens(rows, dim, v, fetch); /* meanwhile the dots become ready */
-        find_weights(tile->scale, n, p, &states[r / PANEL], alpha, w, fetch);
-        rescale(step, dim, alpha, acc + (int64_t)r * dim);
-        weigh(w, v, dim, acc + (int64_t)r * dim, fetch);
+            pair_tokens(rows, dim, own->v, fetch);
+        own->rows = (int32_t)ekv_min(tile->rows - r, PANEL);
+        own->n = rows->n;
+        own->state = &tile_states(tile, head)[r / PANEL];
+        own->acc = tile->acc + head * tile->stride_acc + (int64_t)r * dim;
     }
 }
 
@@ -350,9 +373,16 @@ static void run_tile(const ekv_cpu_tile *tile)
 {
     for (int32_t h = 0; h < tile->heads; h++)
         arrange_queries(tile, h);
-    configure((int32_t)ekv_min(tile->rows, PANEL));
-    tile_for_units(tile, run_unit, steps_of(tile));
+    _Alignas(64) pipeline own;
+    float alpha[PANEL];
+    tile_fetch nothing = { 0 };
+    own.rows = 0;
+    configure(own.configured = (int32_t)ekv_min(tile->rows, PANEL));
+    tile_for_units(tile, run_unit, &own, steps_of(tile));
+    find_pending_weights(tile, &own, alpha, &nothing);
+    weigh_pending(tile, &own, alpha, &nothing);
     _tile_release(); /* so that the kernel has no tile registers to save with the thread */
+    tile_end(tile);
     for (int32_t h = 0; h < tile->heads; h++)
         for (int32_t i = 0; i < tile->rows * tile->head_dim; i += STEP)
             put_in_order(tile->acc + h * tile->stride_acc + i);

@@ -152,8 +152,9 @@ static void weigh(int32_t rows, const int32_t *pairs, const char *const *row, in
         weigh_of(1, 4, pairs + r, row, n, head_dim, alpha + r, acc + r * head_dim, fetch);
 }
 
-static void run_unit(const ekv_cpu_tile *tile, int32_t head, const tile_rows *rows, tile_fetch *fetch)
+static void run_unit(const ekv_cpu_tile *tile, void *own, int32_t head, const tile_rows *rows, tile_fetch *fetch)
 {
+    (void)own;
     const int32_t dim = tile->head_dim, n = rows->n;
     const uint16_t *q = (const uint16_t *)tile->q + (int64_t)head * tile->rows * dim;
     float *acc = tile->acc + head * tile->stride_acc;
@@ -188,7 +189,8 @@ static int32_t steps_of(const ekv_cpu_tile *tile)
 
 static void run_tile(const ekv_cpu_tile *tile)
 {
-    tile_for_units(tile, run_unit, steps_of(tile));
+    tile_for_units(tile, run_unit, NULL, steps_of(tile));
+    tile_end(tile);
     for (int32_t h = 0; h < tile->heads; h++)
         for (int32_t i = 0; i < tile->rows * tile->head_dim; i += STEP)
             put_in_order(tile->acc + h * tile->stride_acc + i);

@@ -155,8 +155,8 @@ TILE_INLINE void tile_fetch_step(tile_fetch *f, tile_cursor *cursor)
 
 /* ---- Tiles ------------------------------------------------------------------------------------------- */
 
-/* One block of one head.  fetch: of the next stride, to be stepped on. */
-typedef void tile_unit(const ekv_cpu_tile *tile, int32_t head, const tile_rows *rows, tile_fetch *fetch);
+/* One block of one head.  own: the kernel's; fetch: of a later stride, to be stepped on. */
+typedef void tile_unit(const ekv_cpu_tile *tile, void *own, int32_t head, const tile_rows *rows, tile_fetch *fetch);
 
 static inline tile_state *tile_states(const ekv_cpu_tile *tile, int32_t head)
 {
@@ -257,9 +257,9 @@ static inline void tile_fetch_now(const tile_strides *s, const tile_stride *stri
     }
 }
 
-/* Calls `unit` for every block and, within it, every head.  steps: how often a unit of a whole block calls
- * tile_fetch_step. */
-static inline void tile_for_units(const ekv_cpu_tile *tile, tile_unit *unit, int32_t steps)
+/* Calls `unit` for every block and, within it, every head; tile_end is the caller's.  steps: how often a unit of a
+ * whole block calls tile_fetch_step. */
+static inline void tile_for_units(const ekv_cpu_tile *tile, tile_unit *unit, void *own, int32_t steps)
 {
     const int32_t size = ekv_dtype_size(tile->kv_dtype), unit_bytes = 2 * EKV_TILE_BLOCK * tile->head_dim * size;
     tile_strides strides = { .tile = tile,
@@ -287,10 +287,9 @@ static inline void tile_for_units(const ekv_cpu_tile *tile, tile_unit *unit, int
         for (int32_t h = 0; h < now->heads; h++) {
             left -= tile_fetch_unit(&fetch, &walk, (int32_t)ekv_ceil_div(left, now->heads - h));
             tile_shift_rows(&now->rows, h * strides.k_head, h * strides.v_head, &rows);
-            unit(tile, now->head + h, &rows, &fetch);
+            unit(tile, own, now->head + h, &rows, &fetch);
         }
     }
-    tile_end(tile);
 }
 
 #endif
