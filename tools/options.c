@@ -191,8 +191,7 @@ static const option_row table[] = {
     ONE_OF(CLI_EXECUTION, "layout", "NAME", layout, layouts, "of a page: nhd (default) or hnd"),
     NUMBER(CLI_EXECUTION, "threads", "N", INT32, threads, 1, 1024,
            "threads of the CPU backend (default: EKV_NUM_THREADS, else one for each CPU)"),
-    NUMBER(CLI_EXECUTION, "repeat", "N", INT32, repeat, 1, 10000,
-           "timed runs (default: 9 on the CPU, 20 on a GPU)"),
+    NUMBER(CLI_EXECUTION, "repeat", "N", INT32, repeat, 1, 10000, "timed runs (default: 9 on the CPU, 20 on a GPU)"),
     SWITCH(CLI_EXECUTION, "no-check", no_check,
            "do not compare with the reference (on the CPU that takes seconds per GB of K and V)"),
 
