@@ -223,6 +223,33 @@ static void kernels_are_refused_where_they_cannot_work(void **state)
     ekv_context_free(context);
 }
 
+/* The list is in the order of speed. */
+static void auto_is_the_last_kernel_that_can(void **state)
+{
+    (void)state;
+    static const int32_t dims[] = { 40, 48, 64 };
+    const int32_t kv_len[] = { 50 };
+    const ekv_cpu_kernel *kernel, *chosen, *one, *last;
+    bool runs_here;
+    for (int32_t dtype = 0; dtype < 3; dtype++)
+        for (int32_t i = 0; i < 3; i++) {
+            ekv_batch batch = EKV_BATCH_INIT;
+            batch.batch_size = 1;
+            batch.kv_len = kv_len;
+            batch.q_heads = batch.kv_heads = 1;
+            batch.head_dim = dims[i];
+            batch.q_dtype = batch.kv_dtype = (ekv_dtype)dtype;
+            last = NULL;
+            for (int32_t k = 0; (kernel = ekv_cpu_kernel_at(k, &runs_here)); k++)
+                if (!ekv_cpu_kernel_choose(&batch, kernel->id, &one)) {
+                    assert_true(runs_here && one == kernel);
+                    last = kernel;
+                }
+            assert_ok(ekv_cpu_kernel_choose(&batch, EKV_KERNEL_AUTO, &chosen));
+            assert_ptr_equal(chosen, last);
+        }
+}
+
 int main(void)
 {
     list_kernels();
@@ -233,6 +260,7 @@ int main(void)
         cmocka_unit_test(any_number_of_threads_gives_the_same_bits),
         cmocka_unit_test(a_request_of_262144_tokens),
         cmocka_unit_test(kernels_are_refused_where_they_cannot_work),
+        cmocka_unit_test(auto_is_the_last_kernel_that_can),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

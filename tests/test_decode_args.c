@@ -72,7 +72,7 @@ static void missing_and_odd_pointers(void **state)
     REFUSED(tensors->sm_scale = NAN, EKV_ERROR_INVALID_ARGUMENT, "sm_scale is nan");
     REFUSED(tensors->num_pages = -4, EKV_ERROR_INVALID_ARGUMENT, "num_pages is -4");
     REFUSED(options.lse_base = (ekv_lse_base)7, EKV_ERROR_INVALID_ARGUMENT, "lse_base 7");
-    REFUSED(options.kernel = (ekv_kernel)7, EKV_ERROR_INVALID_ARGUMENT, "kernel 7");
+    REFUSED(options.kernel = (ekv_kernel)99, EKV_ERROR_INVALID_ARGUMENT, "kernel 99");
     REFUSED(options.backend = (ekv_backend)7, EKV_ERROR_INVALID_ARGUMENT, "backend 7");
     assert_ok(support_decode(&setup));
     support_tear_down(&setup);

@@ -8,6 +8,7 @@
 #include "calibrate.h"
 #include "measured.h"
 #include "panels.h"
+#include "read_probe.h"
 #include "sim/calibrate.h"
 
 #include <inttypes.h>
@@ -386,7 +387,18 @@ static ekv_status calibrate(calibration *c)
 
 static ekv_status calibrate_run(cli_state *cli)
 {
-    if (!cli->options.from)
+    const cli_options *options = &cli->options;
+    if (!options->from && options->device && !strcmp(options->device, "cpu")) {
+        const char *stray =
+            cli_options_given(options, CLI_SHAPE | CLI_LENGTHS | CLI_PLANNERS | CLI_PLANNING | CLI_CALIBRATE);
+        if (stray)
+            return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT,
+                                           "%s goes with --from or a GPU, not with --device "
+                                           "cpu alone",
+                                           stray));
+        return cli_read_probe(cli);
+    }
+    if (!options->from)
         return calibrate_gpu_run(cli);
     calibration c = { .cli = cli };
     ekv_status status = calibrate(&c);
@@ -408,7 +420,9 @@ const cli_command cli_command_calibrate = {
                "With --fit none it fits nothing and judges the constants that the device has.\n"
                "Without --from it measures even on the GPU: what a launch, a token and a request cost (by batches of "
                "equal requests that leave nothing to cut), the plain read, and at which --request-cost batches of "
-               "unequal requests take the least time; --save writes the device's model with the last two in it.\n",
+               "unequal requests take the least time; --save writes the device's model with the last two in it.\n"
+               "With --device cpu and no --from it measures the read rate of this machine's CPU, on one thread and on "
+               "all, as `bench --backend cpu` does for its share of a plain read.\n",
     .groups = CLI_CALIBRATE | CLI_SHAPE | CLI_LENGTHS | CLI_PLANNERS | CLI_PLANNING | CLI_DEVICE | CLI_EXECUTION |
               CLI_JSON | CLI_OUTPUT,
     .planners = "all",

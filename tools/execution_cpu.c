@@ -189,7 +189,7 @@ static bool read_shape(const cli_execution *execution, int32_t shape, char *text
     char share[32] = "with a part each";
     if (way->chunk)
         snprintf(share, sizeof share, "taking %d KiB in turn", (int)(way->chunk >> 10));
-    snprintf(text, size, "%d threads %s%s", threads, share, way->ahead ? ", prefetch" : "");
+    snprintf(text, size, "%d thread%s %s%s", threads, threads == 1 ? "" : "s", share, way->ahead ? ", prefetch" : "");
     return true;
 }
 

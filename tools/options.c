@@ -37,6 +37,7 @@ static const choice kernels[] = { { "auto", EKV_KERNEL_AUTO },
                                   { "avx2", EKV_KERNEL_AVX2 },
                                   { "avx512", EKV_KERNEL_AVX512 },
                                   { "avx512-bf16", EKV_KERNEL_AVX512_BF16 },
+                                  { "amx-bf16", EKV_KERNEL_AMX_BF16 },
                                   { 0 } };
 static const choice presets[] = { { "decode-imbalance", CLI_PRESET_IMBALANCE },
                                   { "linearity", CLI_PRESET_LINEARITY },
@@ -186,7 +187,7 @@ static const option_row table[] = {
     ONE_OF(CLI_EXECUTION, "backend", "NAME", backend, backends, "cpu or cuda (default: cuda where there is a GPU)"),
     ONE_OF(CLI_EXECUTION, "kernel", "NAME", kernel, kernels,
            "auto (default: the fastest); CUDA: mma (tensor cores), simt (CUDA cores); CPU: generic, avx2, avx512, "
-           "avx512-bf16"),
+           "avx512-bf16, amx-bf16"),
     ONE_OF(CLI_EXECUTION, "layout", "NAME", layout, layouts, "of a page: nhd (default) or hnd"),
     NUMBER(CLI_EXECUTION, "threads", "N", INT32, threads, 1, 1024,
            "threads of the CPU backend (default: EKV_NUM_THREADS, else one for each CPU)"),

@@ -391,12 +391,13 @@ typedef enum ekv_lse_base { EKV_LSE_NATURAL = 0, EKV_LSE_BASE2 = 1 } ekv_lse_bas
 
 typedef enum ekv_kernel {
     EKV_KERNEL_AUTO = 0,
-    EKV_KERNEL_SIMT = 1,       /* CUDA: CUDA cores */
-    EKV_KERNEL_MMA = 2,        /* CUDA: tensor cores */
-    EKV_KERNEL_GENERIC = 3,    /* CPU: portable C */
-    EKV_KERNEL_AVX2 = 4,       /* CPU: AVX2, FMA, F16C */
-    EKV_KERNEL_AVX512 = 5,     /* CPU: AVX-512 F, BW, DQ, VL; head_dim in steps of 16 */
-    EKV_KERNEL_AVX512_BF16 = 6 /* CPU: AVX-512 BF16; Q, K and V of bf16, head_dim in steps of 32 */
+    EKV_KERNEL_SIMT = 1,        /* CUDA: CUDA cores */
+    EKV_KERNEL_MMA = 2,         /* CUDA: tensor cores */
+    EKV_KERNEL_GENERIC = 3,     /* CPU: portable C */
+    EKV_KERNEL_AVX2 = 4,        /* CPU: AVX2, FMA, F16C */
+    EKV_KERNEL_AVX512 = 5,      /* CPU: AVX-512 F, BW, DQ, VL; head_dim in steps of 16 */
+    EKV_KERNEL_AVX512_BF16 = 6, /* CPU: AVX-512 BF16; Q, K and V of bf16, head_dim in steps of 32 */
+    EKV_KERNEL_AMX_BF16 = 7     /* CPU: AMX BF16 and AVX-512 BF16; Q, K and V of bf16, head_dim in steps of 32 */
 } ekv_kernel;
 
 typedef struct ekv_decode_options {

@@ -55,7 +55,7 @@ static ekv_status read_options(const ekv_decode_options *given, ekv_decode_optio
     ekv_status status = ekv_struct_read(options, sizeof *options, given, sizeof *options, "ekv_decode_options");
     if (status)
         return status;
-    if ((unsigned)options->kernel > EKV_KERNEL_AVX512_BF16)
+    if ((unsigned)options->kernel > EKV_KERNEL_AMX_BF16)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "kernel %d is not an ekv_kernel", (int)options->kernel);
     if ((unsigned)options->lse_base > EKV_LSE_BASE2)
         return ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "lse_base %d is not an ekv_lse_base", (int)options->lse_base);

@@ -29,10 +29,9 @@ static inline float ekv_bf16_to_f32(uint16_t value)
 
 static inline uint16_t ekv_f32_to_bf16(float value)
 {
-    uint32_t bits = ekv_f32_bits(value);
-    if ((bits & 0x7FFFFFFFu) > 0x7F800000u)
-        return (uint16_t)((bits >> 16) | 0x0040u); /* quiet NaN */
-    return (uint16_t)((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+    const uint32_t bits = ekv_f32_bits(value), high = bits >> 16;
+    const uint32_t rounded = (bits + 0x7FFFu + (high & 1u)) >> 16, quiet_nan = high | 0x0040u;
+    return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet_nan : rounded); /* no branch, for the vectoriser */
 }
 
 static inline float ekv_f16_to_f32(uint16_t value)

@@ -27,7 +27,7 @@ enum { ALONE_BYTES = 64 << 10 };
 
 /* One thread's own memory. */
 typedef struct scratch {
-    void *q;      /* [heads][slot_rows][head_dim], the kernel's q_dtype */
+    void *q;      /* room for [heads][panels][EKV_TILE_PANEL][head_dim] floats */
     float *p;     /* [panels][EKV_TILE_BLOCK][EKV_TILE_PANEL] */
     float *state; /* [heads][panels][2][EKV_TILE_PANEL] */
     float *acc;   /* [heads][slot_rows][head_dim] */
@@ -43,11 +43,12 @@ typedef struct arrival {
 
 /* The workspace.  Partial results are those of ekv_cpu_tile: not normalised, with maximum and sum. */
 typedef struct workspace {
-    float *acc;         /* [slots][slot_rows][head_dim] */
-    float *max;         /* [slots][slot_rows] */
-    float *sum;         /* [slots][slot_rows] */
-    arrival *arrivals;  /* [max_batch_size][m_blocks][heads], set where an output is merged; none without slots */
-    unsigned char *own; /* [threads][own_size], what lay_out_scratch makes a scratch of */
+    float *acc;          /* [slots][slot_rows][head_dim] */
+    float *max;          /* [slots][slot_rows] */
+    float *sum;          /* [slots][slot_rows] */
+    arrival *arrivals;   /* [max_batch_size][m_blocks][heads], set where an output is merged; none without slots */
+    _Atomic bool *taken; /* [threads]: unit t is thread t's first, unless another was there before */
+    unsigned char *own;  /* [threads][own_size], what lay_out_scratch makes a scratch of */
     size_t own_size;
 } workspace;
 
@@ -72,7 +73,7 @@ static scratch lay_out_scratch(ekv_arena *arena, const ekv_plan *plan)
     const size_t rows = (size_t)ekv_plan_slot_rows(plan), dim = (size_t)plan->batch.head_dim;
     const size_t tile_rows = (size_t)plan->heads * rows; /* no tile has more */
     const size_t lanes = (rows + EKV_TILE_PANEL - 1) / EKV_TILE_PANEL * EKV_TILE_PANEL;
-    return (scratch){ .q = ekv_arena_take(arena, tile_rows * dim * sizeof(float)),
+    return (scratch){ .q = ekv_arena_take(arena, (size_t)plan->heads * lanes * dim * sizeof(float)),
                       .p = ekv_arena_take(arena, lanes * EKV_TILE_BLOCK * sizeof(float)),
                       .state = ekv_arena_take(arena, (size_t)plan->heads * 2 * lanes * sizeof(float)),
                       .acc = ekv_arena_take(arena, tile_rows * dim * sizeof(float)),
@@ -94,6 +95,7 @@ static workspace lay_out(ekv_arena *arena, const ekv_plan *plan)
                         .max = ekv_arena_take(arena, rows * sizeof(float)),
                         .sum = ekv_arena_take(arena, rows * sizeof(float)),
                         .arrivals = ekv_arena_take(arena, outputs * sizeof(arrival)),
+                        .taken = ekv_arena_take(arena, threads * sizeof(_Atomic bool)),
                         .own = ekv_arena_take(arena, threads * own.used),
                         .own_size = own.used };
 }
@@ -122,11 +124,9 @@ static void write_row(const decode_run *run, int32_t request, int32_t q_head, fl
 {
     const ekv_batch *batch = &run->plan->batch;
     const ekv_tensors *t = run->tensors;
-    const float inverse = sum == 0 ? 0 : 1 / sum;
-    for (int32_t d = 0; d < batch->head_dim; d++)
-        acc[d] *= inverse;
     const int64_t at = request * t->o_stride_request + q_head * t->o_stride_head;
-    ekv_row_from_f32(acc, batch->head_dim, batch->q_dtype, ekv_element_mutable(t->o, batch->q_dtype, at));
+    run->kernel->write(acc, sum == 0 ? 0 : 1 / sum, batch->head_dim, batch->q_dtype,
+                       ekv_element_mutable(t->o, batch->q_dtype, at));
     if (t->lse) {
         const double lse = ((double)max * run->scale + log((double)sum)) * run->lse_unit;
         t->lse[request * t->lse_stride_request + q_head * t->lse_stride_head] = sum == 0 ? -INFINITY : (float)lse;
@@ -315,14 +315,26 @@ static void run_unit(const decode_run *run, int64_t unit, const scratch *own)
         run_tile(run, unit, own);
 }
 
+/* Whether nobody has the unit yet.  A thread begins with the unit of its own number: where a cache is decoded again
+ * and again, as at every step of a model, the thread's second-level cache may still have the tokens of the last time.
+ */
+static bool take(const decode_run *run, int64_t unit)
+{
+    return unit >= ekv_pool_num_threads(run->plan->context->pool) ||
+           !atomic_exchange_explicit(&run->workspace.taken[unit], true, memory_order_relaxed);
+}
+
 static void take_units(void *argument, int32_t thread)
 {
     decode_run *run = argument;
     if (run->plan->dispatch == EKV_DISPATCH_QUEUE && thread >= ekv_plan_num_ctas(run->plan))
         return; /* a persistent CTA is one taker */
     const scratch own = own_scratch(run, thread);
+    if (thread < run->num_units && take(run, thread))
+        run_unit(run, thread, &own);
     for (int64_t unit; (unit = atomic_fetch_add_explicit(&run->next_unit, 1, memory_order_relaxed)) < run->num_units;)
-        run_unit(run, unit, &own);
+        if (take(run, unit))
+            run_unit(run, unit, &own);
 }
 
 /* ---- Operations -------------------------------------------------------------------------------------- */
@@ -377,6 +389,8 @@ static ekv_status cpu_decode(ekv_plan *plan, const ekv_tensors *tensors, const e
     run.tile_units = plan->dispatch == EKV_DISPATCH_RANGE ? ekv_plan_num_ctas(plan) : plan->num_tiles;
     run.num_units = run.tile_units + (any_empty(plan) ? ekv_ceil_div(plan->batch.batch_size, EMPTY_REQUESTS) : 0);
     expect_arrivals(&run);
+    for (int32_t t = 0; t < ekv_pool_num_threads(plan->context->pool); t++)
+        atomic_init(&run.workspace.taken[t], false);
     if (run.num_units > 1)
         ekv_pool_share(plan->context->pool, take_units, &run, kv_bytes(plan) > ALONE_BYTES);
     else

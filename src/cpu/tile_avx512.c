@@ -2,6 +2,8 @@
  * The tile kernel for x86-64 with AVX-512 (F, BW, DQ, VL). */
 #include "cpu/tile_avx512.h"
 
+#include "cpu/tile_avx2.h" /* a panel is half of a vector */
+
 static inline vec vec_from_f16(const uint16_t *from)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)from));
@@ -57,5 +59,6 @@ const ekv_cpu_kernel ekv_cpu_kernel_avx512 = {
     .q_dtype = EKV_DTYPE_F32,
     .p_dtype = EKV_DTYPE_F32,
     .run = run_tile,
+    .write = tile_write,
     .exp2 = panel_exp2_all,
 };

@@ -7,14 +7,11 @@
  * in another order.  acc keeps that order until the tile's end. */
 #include "cpu/tile_avx512.h"
 
+#include "cpu/tile_avx2.h" /* a panel is half of a vector */
+
 #include "cpu/tile_softmax.h"
 
 enum { STEP = 32 }; /* elements of a vector */
-
-TILE_INLINE __m512i load_words(const void *from)
-{
-    return _mm512_loadu_si512(from);
-}
 
 TILE_INLINE vec dot_pairs(vec sum, __m512i a, __m512i b)
 {
@@ -155,8 +152,9 @@ static void weigh(int32_t rows, const int32_t *pairs, const char *const *row, in
         weigh_of(1, 4, pairs + r, row, n, head_dim, alpha + r, acc + r * head_dim, fetch);
 }
 
-static void run_unit(const ekv_cpu_tile *tile, int32_t head, const tile_rows *rows, tile_fetch *fetch)
+static void run_unit(const ekv_cpu_tile *tile, void *own, int32_t head, const tile_rows *rows, tile_fetch *fetch)
 {
+    (void)own;
     const int32_t dim = tile->head_dim, n = rows->n;
     const uint16_t *q = (const uint16_t *)tile->q + (int64_t)head * tile->rows * dim;
     float *acc = tile->acc + head * tile->stride_acc;
@@ -189,19 +187,10 @@ static int32_t steps_of(const ekv_cpu_tile *tile)
     return steps;
 }
 
-/* 32 elements of acc in their own order: the first vector has those with 0 to 3 modulo 8, the second the others. */
-static void put_in_order(float *acc)
-{
-    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
-    const __m512 a = _mm512_loadu_ps(acc), b = _mm512_loadu_ps(acc + LANES);
-    _mm512_storeu_ps(acc, _mm512_permutex2var_ps(a, first, b));
-    _mm512_storeu_ps(acc + LANES, _mm512_permutex2var_ps(a, second, b));
-}
-
 static void run_tile(const ekv_cpu_tile *tile)
 {
-    tile_for_units(tile, run_unit, steps_of(tile));
+    tile_for_units(tile, run_unit, NULL, steps_of(tile));
+    tile_end(tile);
     for (int32_t h = 0; h < tile->heads; h++)
         for (int32_t i = 0; i < tile->rows * tile->head_dim; i += STEP)
             put_in_order(tile->acc + h * tile->stride_acc + i);
@@ -215,5 +204,6 @@ const ekv_cpu_kernel ekv_cpu_kernel_avx512_bf16 = {
     .bf16_only = true,
     .p_dtype = EKV_DTYPE_BF16,
     .run = run_tile,
+    .write = tile_write,
     .exp2 = panel_exp2_all,
 };

@@ -234,8 +234,9 @@ static int32_t pass_rows(int32_t rows, int32_t r)
     return rows - r >= MOST_ROWS ? MOST_ROWS : rows - r >= 4 ? 4 : rows - r >= 2 ? 2 : 1;
 }
 
-static void run_unit(const ekv_cpu_tile *tile, int32_t head, const tile_rows *rows, tile_fetch *fetch)
+static void run_unit(const ekv_cpu_tile *tile, void *own, int32_t head, const tile_rows *rows, tile_fetch *fetch)
 {
+    (void)own;
     const int32_t dim = tile->head_dim, n = rows->n;
     const float *q = (const float *)tile->q + (int64_t)head * tile->rows * dim;
     float *acc = tile->acc + head * tile->stride_acc;
@@ -287,7 +288,8 @@ static void run_tile(const ekv_cpu_tile *tile)
     const bool pairs = tile->kv_dtype == EKV_DTYPE_BF16;
     if (pairs)
         change_order(tile->q, (int64_t)tile->heads * tile->rows, tile->head_dim, false);
-    tile_for_units(tile, run_unit, steps_of(tile));
+    tile_for_units(tile, run_unit, NULL, steps_of(tile));
+    tile_end(tile);
     for (int32_t h = 0; h < tile->heads && pairs; h++)
         change_order(tile->acc + h * tile->stride_acc, tile->rows, tile->head_dim, true);
 }

@@ -84,5 +84,6 @@ const ekv_cpu_kernel ekv_cpu_kernel_generic = {
     .q_dtype = EKV_DTYPE_F32,
     .p_dtype = EKV_DTYPE_F32,
     .run = run_tile,
+    .write = tile_write,
     .exp2 = panel_exp2_all,
 };

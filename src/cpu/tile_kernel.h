@@ -17,7 +17,10 @@ enum { EKV_TILE_BLOCK = 32 };
 enum { EKV_TILE_PANEL = 8 };
 
 typedef struct ekv_cpu_tile {
-    void *q;       /* [heads][rows][head_dim], the kernel's q_dtype; the kernel may change their order in place */
+    /* [heads][rows][head_dim], the kernel's q_dtype, at the beginning of room for [heads][panels][EKV_TILE_PANEL]
+     * [head_dim] floats, aligned to 64 bytes, in which the kernel may arrange them; panels = ceil(rows /
+     * EKV_TILE_PANEL). */
+    void *q;
     int32_t heads; /* KV heads, one after the other in each block, so that pages are read as they lie */
     int32_t rows;  /* query rows of a head */
     int32_t head_dim;
@@ -29,7 +32,7 @@ typedef struct ekv_cpu_tile {
     int32_t kv_begin, kv_end;
     int64_t k_stride_page, k_stride_token, k_stride_head; /* elements */
     int64_t v_stride_page, v_stride_token, v_stride_head;
-    /* Scratch, aligned to 64 bytes; panels = ceil(rows / EKV_TILE_PANEL). */
+    /* Scratch, aligned to 64 bytes. */
     float *p;     /* [panels][EKV_TILE_BLOCK][EKV_TILE_PANEL] */
     float *state; /* [heads][panels][2][EKV_TILE_PANEL] */
     /* The result: with dots m_t = q.k_t (not scaled) and their maximum, weights w_t = exp(scale * (m_t - max)),
@@ -51,6 +54,8 @@ typedef struct ekv_cpu_kernel {
     /* Every row's result is a function of its query, its tokens and kv_begin alone, bit for bit: not of the rows and
      * heads beside it, the thread, the page size or the strides. */
     void (*run)(const ekv_cpu_tile *tile);
+    /* row[i] = acc[i] * factor, rounded to dtype, for n elements; acc changes. */
+    void (*write)(float *acc, float factor, int32_t n, ekv_dtype dtype, void *row);
     /* weights[i] = 2^x[i] as `run` computes it, for n values <= 0, n a multiple of EKV_TILE_PANEL: for
      * tests. */
     void (*exp2)(const float *x, float *weights, int32_t n);

@@ -51,6 +51,17 @@ class CalibrateTest(CliTest):
                         self.assertGreater(measured, 1.6, where)
         self.assertGreaterEqual(cliffs, 12)
 
+    def test_read_rate_of_the_cpu(self):
+        [probe] = self.objects("calibrate --device cpu --threads 3 --repeat 2")
+        self.assertEqual((probe["device"], [read["threads"] for read in probe["reads"]]), ("cpu", [1, 3]))
+        self.assertGreater(probe["read_bytes"], 256 << 20)
+        for read in probe["reads"]:
+            self.assertAlmostEqual(read["gb_per_s"] * read["read_us"] * 1e3, probe["read_bytes"], delta=1)
+            self.assertIn("thread", read["shape"])
+        self.assertEqual(len(self.objects("calibrate --device cpu --threads 1 --repeat 1")[0]["reads"]), 1)
+        text = self.succeed("calibrate --device cpu --threads 1 --repeat 1")
+        self.assertRegex(text, r"plain read of 268\.6 MB.*\nthreads +GB/s  fastest way\n +1 +[0-9.]+  1 thread ")
+
     def test_even_on_our_own_measurements(self):
         folder = max((ROOT / "bench/results").glob("h200-*")).relative_to(ROOT)
         rows = self.rows(f"{folder}/mma.csv,{folder}/traffic.csv",
@@ -111,6 +122,9 @@ class CalibrateTest(CliTest):
         for option in ("--page-size 1", "--repeat 3", "--backend cuda"):
             self.refuse(2, "EKV_ERROR_INVALID_ARGUMENT", option.split()[0], "does not go with --from",
                         f"calibrate {option} --from {TABLE}")
+        for arguments in ("--save x", "--residuals", "--page-size 8", "--kv-lens 5", "--planner even"):
+            self.refuse(2, "EKV_ERROR_INVALID_ARGUMENT", arguments.split()[0], "not with --device cpu alone",
+                        f"calibrate --device cpu {arguments}")
         self.refuse(1, "EKV_ERROR_NOT_FOUND", "no-such", "calibrate --from no-such.csv")
         self.refuse(2, "EKV_ERROR_INVALID_ARGUMENT", "does not go with --fit none",
                     f"calibrate --fit none --save x --from {TABLE}")
