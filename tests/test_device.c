@@ -90,7 +90,7 @@ static void models_have_the_published_figures(void **state)
     assert_int_equal(d.num_sms, 132);
     assert_int_equal(d.sm_arch, 90);
     assert_int_equal(d.ctas_per_sm, 2);
-    assert_int_equal(d.request_cost_tokens, 4);
+    assert_int_equal(d.request_cost_tokens, 32);
     assert_true(d.read_gb_per_s_nominal == 4800 && d.read_gb_per_s == 4160 && d.bf16_tflops == 989);
     assert_int_equal(d.l2_bytes, 60 << 20);
     assert_int_equal(d.memory_bytes, INT64_C(143771) << 20);

@@ -366,7 +366,7 @@ static void older_devices_have_no_constants(void **state)
 static void a_plan_runs_on_another_device(void **state)
 {
     (void)state;
-    const int32_t kv_len[] = { 5000, 100, 100 };
+    const int32_t kv_len[] = { 50000, 1000, 1000 };
     const ekv_batch batch = make_batch(kv_len, 3);
     const ekv_device many = make_device(16), one = make_device(1);
     ekv_plan *plan;

@@ -42,7 +42,8 @@ class ReplayTest(CliTest):
             self.assertAlmostEqual(p["seconds"], 60 + (steps[4] + 100) / 1e6, places=6)
             self.assertAlmostEqual(p["tokens_per_s"], 7 / p["seconds"], places=6)
             worst = steps.index(max(steps))
-            self.assertEqual((p["worst"]["kv_len"], p["worst"]["step"]), ([int(n) for n in batches[worst].split(",")], worst))
+            lengths = [int(n) for n in batches[worst].split(",")]
+            self.assertEqual((p["worst"]["kv_len"], p["worst"]["step"]), (lengths, worst))
             self.assertEqual((p["max_batch"], p["mean_batch"]), (2, 1.4))
             self.assertTrue(p["projected"])
 
