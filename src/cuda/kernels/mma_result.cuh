@@ -396,9 +396,8 @@ struct partials {
             float weight[2];
             row_weights(w, s, four, weight);
             ekv_copy_wait(RING_SPLITS - 1);
-            float4
-                pieces[S::D_TILES]; /* all, so that the loads need not wait for each other; from count on, nobody's */
-#pragma unroll
+            float4 pieces[S::D_TILES];
+#pragma unroll /* from count on they are nobody's: with a branch for each, every load would wait for the one before */
             for (int d = 0; d < S::D_TILES; d++)
                 pieces[d] = load_shared_floats(ring_piece(w, s, d));
 #pragma unroll
