@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import gzip
 import os
+import re
 import subprocess
 
 from evenkv_cli import ROOT, TOOL, CliTest
@@ -15,12 +16,16 @@ AZURE = ("TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
 class Usage(CliTest):
     def test_commands(self):
+        manual = (ROOT / "docs" / "cli.md").read_text(encoding="ascii")
         for command in ("plan", "explain", "run", "bench", "demo", "devices", "simulate", "replay",
                         "calibrate", "info"):
             help_text = self.succeed(command, "--help")
             self.assertIn("--output", help_text)
             self.assertEqual(help_text, self.succeed("help", command))
             self.assertIn(f"\n  {command} ", self.succeed("help"))
+            for option in re.findall(r"^  (--[a-z-]+)", help_text, re.MULTILINE):
+                if option != "--help":
+                    self.assertRegex(manual, rf"`[^`]*{option}\b")
         self.golden("help.txt", self.succeed("help"))
         self.golden("help-plan.txt", self.succeed("plan --help"))
         self.assertEqual(self.succeed("--help"), self.succeed("help"))
