@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/even-targets on rows whose answer is known."""
+import pathlib
 import subprocess
 
 from evenkv_cli import ROOT, CliTest
@@ -77,3 +78,15 @@ class EvenTargets(CliTest):
         result = self.run_script([])
         self.assertEqual(result.returncode, 1)
         self.assertIn("no rows", result.stderr)
+
+    def test_files_that_are_no_results(self):
+        for text in (b"system,dist\nfa3,uniform\n", f"{COLUMNS}\n{row()[:60]}\n".encode(),
+                     f"{COLUMNS}\n{row(us='slow')}\n".encode(), b"\xff\xfe", None):
+            path = pathlib.Path(self.folder.name) / "broken.csv"
+            path.unlink(missing_ok=True)
+            if text is not None:
+                path.write_bytes(text)
+            result = subprocess.run([ROOT / "scripts" / "even-targets", path], capture_output=True, text=True,
+                                    timeout=60)
+            self.assertEqual((result.returncode, result.stdout), (1, ""))
+            self.assertRegex(result.stderr, r"\Aeven-targets: .*broken\.csv.*\n\Z")
