@@ -402,7 +402,8 @@ static ekv_status check_options(cli_state *cli)
     if (options->plan.request_cost >= 0)
         return cli_usage(cli, ekv_fail(EKV_ERROR_INVALID_ARGUMENT, "calibrate tries every --request-cost itself"));
     if (!cli->context->cuda)
-        return ekv_fail(EKV_ERROR_BACKEND_UNAVAILABLE, "calibrate needs --from FILE, or a GPU to measure on: %s",
+        return ekv_fail(EKV_ERROR_BACKEND_UNAVAILABLE,
+                        "calibrate needs --from FILE, --device cpu, or a GPU to measure on: %s",
                         cli->context->cuda_missing);
     return EKV_OK;
 }

@@ -156,7 +156,8 @@ class CalibrateTest(CliTest):
             self.refuse(2, "EKV_ERROR_INVALID_ARGUMENT", option.split(" ")[0], f"calibrate {option}")
         result = self.tool("calibrate --repeat 3 --json")
         if result.returncode:
-            self.check_error(result, 1, "EKV_ERROR_BACKEND_UNAVAILABLE", "calibrate needs --from FILE, or a GPU")
+            self.check_error(result, 1, "EKV_ERROR_BACKEND_UNAVAILABLE",
+                             "calibrate needs --from FILE, --device cpu, or a GPU")
             return
         measured = json.loads(result.stdout)
         self.assertTrue(measured["passed"])
