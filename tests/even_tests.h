@@ -229,7 +229,8 @@ static inline void check_balance(const setting *s, const int32_t *kv_len, int32_
     const int64_t largest = largest_cost(plan, &total), heads = plan->options.heads_per_tile;
     const int64_t least = plan->request_cost < 0 ? 0 : plan->options.least_share;
     const bool few = least > 0 && total / heads / least < ctas;
-    const int64_t sharing = few ? ekv_max(total / heads / least, 1) : ctas;
+    const int64_t pairs = (int64_t)batch_size * (plan->heads / heads);
+    const int64_t sharing = few ? ekv_max(total / heads / least, ekv_min(pairs, ctas)) : ctas;
     const int64_t snap =
         plan->request_cost < 0 ? 0 : ekv_min(total / heads / sharing * (few ? 6 : 1) / 8, plan->options.snap_tokens);
     const int64_t block = heads * (plan->block_tokens + plan->options.request_cost + 2 * snap);

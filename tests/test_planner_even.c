@@ -140,6 +140,26 @@ static void even_resolves_its_options(void **state)
     }
 }
 
+/* As many CTAs as get a share of 100 tokens, or one for each request where they are more: fewer would read them one
+ * after the other, and save no cut. */
+static void even_takes_fewer_ctas_for_a_small_batch(void **state)
+{
+    (void)state;
+    setting s = setting_of("even", 16, 1, 16, 0);
+    s.options.least_share = 100;
+    const int32_t one[] = { 1000 }, short_ones[] = { 64, 64, 64, 64 };
+    ekv_plan *plan = create_checked(&s, one, 1);
+    assert_int_equal(plan->num_tiles, 10);
+    assert_int_equal(plan->cta_begin[10], 10);
+    ekv_plan_free(plan);
+    plan = create_checked(&s, short_ones, 4);
+    assert_int_equal(plan->num_tiles, 4);
+    assert_int_equal(plan->num_merges, 0);
+    for (int32_t cta = 0; cta <= 16; cta++)
+        assert_int_equal(plan->cta_begin[cta], ekv_min(cta, 4));
+    ekv_plan_free(plan);
+}
+
 static void even_refuses_a_line_beyond_64_bits(void **state)
 {
     (void)state;
@@ -253,6 +273,7 @@ int main(void)
         cmocka_unit_test(even_shares_out_empty_requests),
         cmocka_unit_test(even_resolves_its_options),
         cmocka_unit_test(even_leaves_requests_whole_where_little_is_cut),
+        cmocka_unit_test(even_takes_fewer_ctas_for_a_small_batch),
         cmocka_unit_test(even_refuses_a_line_beyond_64_bits),
         cmocka_unit_test(even_is_even),
         cmocka_unit_test(even_walk_is_the_pure_function),

@@ -17,9 +17,9 @@
  * `snap` of a pair's begin or end begins there instead: snap is snap_tokens, but at most 1/8 of a
  * share, and the largest cost grows by 2 snap at most.  What one CTA leaves, the memory gives to the others.
  *
- * Of a small batch only as many CTAs take part as get a share of least_share each, num_ctas being their number: what
- * more of them would save in reading, cuts and merges cost.  There snap is at most 6/8 of a share, so that requests
- * of up to 1.5 shares stay whole.
+ * Of a small batch only as many CTAs take part as get a share of least_share each, or as there are pairs if these are
+ * more, num_ctas being their number: what more of them would save in reading, cuts and merges cost.  There snap is at
+ * most 6/8 of a share, so that requests of up to 1.5 shares stay whole.
  *
  * Partial slots are numbered without a count over the CTAs, in units of heads_per_tile slots:
  *  total >= num_ctas * block_tokens: a share is at least a block long, so between two adjacent blocks of a pair,
@@ -128,7 +128,8 @@ EKV_INLINE EKV_HD void ekv_even_sum(ekv_even_line *line)
     line->total = line->groups * line->cost[line->batch_size];
     line->snap = 0;
     if (line->least_share > 0 && line->total / line->least_share < line->num_ctas) {
-        line->num_ctas = (int32_t)ekv_max(line->total / line->least_share, 1);
+        const int64_t pairs = (int64_t)line->batch_size * line->groups;
+        line->num_ctas = (int32_t)ekv_max(line->total / line->least_share, ekv_min(pairs, line->num_ctas));
         eighths = EKV_EVEN_FEW_SNAP_EIGHTHS;
     }
     if (ekv_even_is_dense(line))

@@ -379,7 +379,8 @@ static ekv_status check_balance(const ekv_plan *plan)
     }
     int64_t taking_part = ctas, eighths = EKV_EVEN_SNAP_EIGHTHS;
     if (heads && plan->options.least_share > 0 && total / heads / plan->options.least_share < ctas) {
-        taking_part = ekv_max(total / heads / plan->options.least_share, 1);
+        const int64_t pairs = (int64_t)plan->batch.batch_size * (plan->heads / heads);
+        taking_part = ekv_max(total / heads / plan->options.least_share, ekv_min(pairs, ctas));
         eighths = EKV_EVEN_FEW_SNAP_EIGHTHS;
     }
     const int64_t snap =
