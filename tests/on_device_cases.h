@@ -82,6 +82,7 @@ static inline on_device_case case_create(ekv_rng *rng, int32_t batch_size)
     c.batch.q_len = ekv_rng_below(rng, 16) ? 1 : PICK(rng, 2, 40); /* of fa3: several m_blocks */
     c.device.num_sms = PICK(rng, 1, 2, 7, 78, 108, 132, 132, 600);
     c.device.ctas_per_sm = PICK(rng, 1, 2, 3);
+    c.device.sm_arch = PICK(rng, 0, 90, 90); /* what least_share is by default depends on it */
     c.device.request_cost_tokens = PICK(rng, 0, 12, 40);
     c.options.sm_margin = ekv_rng_below(rng, 8) ? 0 : c.device.num_sms / 3;
     c.options.heads_per_tile = ekv_rng_below(rng, 2) ? 0 : c.batch.kv_heads % 2 ? 1 : 2;
