@@ -2,6 +2,7 @@
 #include "sim/calibrate.h"
 
 #include "base/status.h"
+#include "sim/linear_solve.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -68,7 +69,7 @@ static ekv_status differentiate(fit *f, const double logs[NUM_CONSTANTS])
     return EKV_OK;
 }
 
-/* Solves (J'J + damping * diag) x = -J'r by Gaussian elimination with pivots. */
+/* Solves (J'J + damping * diag) x = -J'r. */
 static void solve(const fit *f, double damping, double x[NUM_CONSTANTS])
 {
     double a[NUM_CONSTANTS][NUM_CONSTANTS + 1] = { { 0 } };
@@ -81,25 +82,7 @@ static void solve(const fit *f, double damping, double x[NUM_CONSTANTS])
             a[r][NUM_CONSTANTS] -= row[i] * f->residuals[i];
         a[r][r] = a[r][r] * (1 + damping) + 1e-9; /* a constant without effect stays where it is */
     }
-    for (int p = 0; p < NUM_CONSTANTS; p++) {
-        int best = p;
-        for (int r = p + 1; r < NUM_CONSTANTS; r++)
-            if (fabs(a[r][p]) > fabs(a[best][p]))
-                best = r;
-        double swapped[NUM_CONSTANTS + 1];
-        memcpy(swapped, a[p], sizeof swapped);
-        memcpy(a[p], a[best], sizeof swapped);
-        memcpy(a[best], swapped, sizeof swapped);
-        for (int r = p + 1; r < NUM_CONSTANTS; r++)
-            for (int c = NUM_CONSTANTS; c >= p; c--)
-                a[r][c] -= a[p][c] * (a[r][p] / a[p][p]);
-    }
-    for (int r = NUM_CONSTANTS - 1; r >= 0; r--) {
-        x[r] = a[r][NUM_CONSTANTS];
-        for (int c = r + 1; c < NUM_CONSTANTS; c++)
-            x[r] -= a[r][c] * x[c];
-        x[r] = fmin(fmax(x[r] / a[r][r], -1), 1); /* by no more than e at a time */
-    }
+    ekv_linear_solve(a[0], NUM_CONSTANTS, 1, x); /* by no more than e at a time */
 }
 
 /* From *logs down to where no step helps, max_steps at most. */
