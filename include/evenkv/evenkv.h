@@ -241,8 +241,8 @@ typedef struct ekv_plan_options {
     int32_t snap_tokens;    /* even: how far a share may begin from its place so that it begins with a request, at most
                                1/8 of a share (6/8, see least_share); -1: 256 */
     int32_t least_share;    /* even: tokens of a share at least: of a small batch fewer CTAs take part, though no fewer
-                               than requests x head groups, and a share may
-                               move by 6/8 of itself; -1: 512 divided by heads_per_tile on a GPU, 0 on the CPU */
+                               than requests x head groups, and a share may move by 6/8 of itself; -1: 512 divided by
+                               heads_per_tile on a GPU, 0 on the CPU */
     int32_t chunk_tokens;   /* even-invariant: cuts fall on multiples of this; 0: 1024 */
     ekv_dispatch dispatch;  /* run the planner's tiles under another dispatch */
     int64_t max_total_tokens; /* even-invariant: room for updates; 0: twice the batch's, or what fits */

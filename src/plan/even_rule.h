@@ -14,8 +14,8 @@
  * its share a CTA meets at most two cut pairs: the one it continues and the one it leaves unfinished.
  *
  * A cut costs more than it looks: two partial results to write, read and merge.  So a share that would begin within
- * `snap` of a pair's begin or end begins there instead: snap is snap_tokens, but at most 1/8 of a
- * share, and the largest cost grows by 2 snap at most.  What one CTA leaves, the memory gives to the others.
+ * `snap` of a pair's begin or end begins there instead: snap is snap_tokens, but at most 1/8 of a share,
+ * and the largest cost grows by 2 snap at most.  What one CTA leaves, the memory gives to the others.
  *
  * Of a small batch only as many CTAs take part as get a share of least_share each, or as there are pairs if these are
  * more, num_ctas being their number: what more of them would save in reading, cuts and merges cost.  There snap is at
@@ -121,19 +121,36 @@ EKV_INLINE EKV_HD int ekv_even_is_dense(const ekv_even_line *line)
     return line->total >= (int64_t)line->num_ctas * line->block_tokens;
 }
 
+/* Whether a line of that cost is too small for all CTAs. */
+EKV_INLINE EKV_HD int ekv_even_is_small(int64_t total, int32_t num_ctas, int32_t least_share)
+{
+    return least_share > 0 && total / least_share < num_ctas;
+}
+
+/* How many of num_ctas take part in a small line of so many pairs. */
+EKV_INLINE EKV_HD int32_t ekv_even_few_ctas(int64_t total, int64_t pairs, int32_t num_ctas, int32_t least_share)
+{
+    return (int32_t)ekv_max(total / least_share, ekv_min(pairs, num_ctas));
+}
+
+/* How far a share may move at most. */
+EKV_INLINE EKV_HD int64_t ekv_even_snap(int64_t share, int small, int32_t snap_tokens)
+{
+    const int32_t eighths = small ? EKV_EVEN_FEW_SNAP_EIGHTHS : EKV_EVEN_SNAP_EIGHTHS;
+    return ekv_min(share * eighths / 8, snap_tokens);
+}
+
 /* Sets what follows from the prefix sums, `total`, `snap` and how many of num_ctas take part. */
 EKV_INLINE EKV_HD void ekv_even_sum(ekv_even_line *line)
 {
-    int32_t eighths = EKV_EVEN_SNAP_EIGHTHS;
     line->total = line->groups * line->cost[line->batch_size];
+    const int small = ekv_even_is_small(line->total, line->num_ctas, line->least_share);
+    if (small)
+        line->num_ctas =
+            ekv_even_few_ctas(line->total, (int64_t)line->batch_size * line->groups, line->num_ctas, line->least_share);
     line->snap = 0;
-    if (line->least_share > 0 && line->total / line->least_share < line->num_ctas) {
-        const int64_t pairs = (int64_t)line->batch_size * line->groups;
-        line->num_ctas = (int32_t)ekv_max(line->total / line->least_share, ekv_min(pairs, line->num_ctas));
-        eighths = EKV_EVEN_FEW_SNAP_EIGHTHS;
-    }
     if (ekv_even_is_dense(line))
-        line->snap = ekv_min(line->total / line->num_ctas * eighths / 8, line->snap_tokens);
+        line->snap = ekv_even_snap(line->total / line->num_ctas, small, line->snap_tokens);
 }
 
 /* Of a pair of that cost: a share that begins within so much of its begin begins with the pair. */

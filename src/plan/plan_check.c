@@ -377,14 +377,12 @@ static ekv_status check_balance(const ekv_plan *plan)
         total += tile_cost(plan, &plan->tiles[i]);
         heads = ekv_max(heads, plan->tiles[i].head_count);
     }
-    int64_t taking_part = ctas, eighths = EKV_EVEN_SNAP_EIGHTHS;
-    if (heads && plan->options.least_share > 0 && total / heads / plan->options.least_share < ctas) {
-        const int64_t pairs = (int64_t)plan->batch.batch_size * (plan->heads / heads);
-        taking_part = ekv_max(total / heads / plan->options.least_share, ekv_min(pairs, ctas));
-        eighths = EKV_EVEN_FEW_SNAP_EIGHTHS;
-    }
-    const int64_t snap =
-        heads ? ekv_min(total / heads / taking_part * eighths / 8, (int64_t)plan->options.snap_tokens) : 0;
+    const int32_t least_share = plan->options.least_share;
+    const int64_t line = heads ? total / heads : 0; /* as ekv_even_sum has it */
+    const bool small = heads && ekv_even_is_small(line, (int32_t)ctas, least_share);
+    const int64_t pairs = heads ? (int64_t)plan->batch.batch_size * (plan->heads / heads) : 0;
+    const int64_t taking_part = small ? ekv_even_few_ctas(line, pairs, (int32_t)ctas, least_share) : ctas;
+    const int64_t snap = ekv_even_snap(line / taking_part, small, plan->options.snap_tokens);
     const int64_t block = heads * (plan->block_tokens + plan->request_cost + 2 * snap);
     for (int64_t cta = 0; cta < ctas; cta++) {
         int64_t cost = 0, pieces = 0;
