@@ -383,9 +383,7 @@ static void run_tile(const ekv_cpu_tile *tile)
     weigh_pending(tile, &own, alpha, &nothing);
     _tile_release(); /* so that the kernel has no tile registers to save with the thread */
     tile_end(tile);
-    for (int32_t h = 0; h < tile->heads; h++)
-        for (int32_t i = 0; i < tile->rows * tile->head_dim; i += STEP)
-            put_in_order(tile->acc + h * tile->stride_acc + i);
+    put_tile_in_order(tile);
 }
 
 const ekv_cpu_kernel ekv_cpu_kernel_amx_bf16 = {

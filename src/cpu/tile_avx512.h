@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Vectors of AVX-512, for the kernels that have it. */
+#include "cpu/tile_kernel.h"
+
 #include <immintrin.h>
 #include <stdint.h>
 
@@ -36,4 +38,12 @@ static inline void put_in_order(float *acc)
     const __m512 a = _mm512_loadu_ps(acc), b = _mm512_loadu_ps(acc + LANES);
     _mm512_storeu_ps(acc, _mm512_permutex2var_ps(a, first, b));
     _mm512_storeu_ps(acc + LANES, _mm512_permutex2var_ps(a, second, b));
+}
+
+/* acc of all heads of a tile whose V was interleaved so. */
+static inline void put_tile_in_order(const ekv_cpu_tile *tile)
+{
+    for (int32_t h = 0; h < tile->heads; h++)
+        for (int32_t i = 0; i < tile->rows * tile->head_dim; i += 2 * LANES)
+            put_in_order(tile->acc + h * tile->stride_acc + i);
 }

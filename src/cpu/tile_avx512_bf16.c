@@ -191,9 +191,7 @@ static void run_tile(const ekv_cpu_tile *tile)
 {
     tile_for_units(tile, run_unit, NULL, steps_of(tile));
     tile_end(tile);
-    for (int32_t h = 0; h < tile->heads; h++)
-        for (int32_t i = 0; i < tile->rows * tile->head_dim; i += STEP)
-            put_in_order(tile->acc + h * tile->stride_acc + i);
+    put_tile_in_order(tile);
 }
 
 const ekv_cpu_kernel ekv_cpu_kernel_avx512_bf16 = {
