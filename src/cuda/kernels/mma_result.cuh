@@ -264,21 +264,26 @@ struct partials {
         return p.arrivals + slot(split) * w.members + w.member;
     }
 
+    /* Whether partial results have the lane's two rows of row tile r: those of the group. */
+    EKV_MEMBER bool stored(const ekv_kernel_params &p, const place &w, int r) const
+    {
+        return r * 8 + w.lane % 4 * 2 < ekv_rows(p);
+    }
+
     template <int BF16>
     EKV_MEMBER void store(const ekv_kernel_params &p, const place &w, int32_t split, const product<D, N, BF16> &c) const
     {
-        const int column = w.lane % 4 * 2, rows = ekv_rows(p);
         float4 *to = o(p, w, split);
 #pragma unroll
         for (int r = 0; r < S::ROW_TILES; r++) {
-            if (r * 8 + column < rows)
+            if (stored(p, w, r))
 #pragma unroll
                 for (int d = 0; d < S::D_TILES; d++)
                     if (d < count)
                         to[(r * S::D_TILES + d) * 32] =
                             make_float4(c.o[r][d][0], c.o[r][d][1], c.o[r][d][2], c.o[r][d][3]);
             if (w.lane < 4)
-                *reinterpret_cast<float4 *>(ml(p, w, split) + r * 8 + column) =
+                *reinterpret_cast<float4 *>(ml(p, w, split) + r * 8 + w.lane % 4 * 2) =
                     make_float4(c.largest[r][0], c.sum[r][0], c.largest[r][1], c.sum[r][1]);
         }
     }
@@ -324,11 +329,6 @@ struct partials {
 #pragma unroll
             for (int i = 0; i + 1 < EKV_MMA_FAN_IN / 4; i++)
                 four[i] = four[i + 1];
-    }
-
-    EKV_MEMBER bool stored(const ekv_kernel_params &p, const place &w, int r) const
-    {
-        return r * 8 + w.lane % 4 * 2 < ekv_rows(p);
     }
 
     /* Adds the lane's pieces of row tile r, one split at a time: for merges in the middle, where the ring is in use and

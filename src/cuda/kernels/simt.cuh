@@ -300,7 +300,7 @@ EKV_DEVICE void decode(const ekv_kernel_params &p)
     typedef shape<D, G> S;
     __shared__ shared_memory<D, G> shared;
     ekv_launch_dependents();
-    const int32_t rows = p.query_heads_tiled ? 1 : p.group;
+    const int32_t rows = ekv_rows(p);
     const int sets = rows > G ? 2 : 1; /* of G rows, each with half the thread groups */
     const int group = (int)threadIdx.x / S::LANES, members = S::GROUPS / sets;
     int32_t index = (int32_t)blockIdx.x, end, num_tiles = 0;
