@@ -310,11 +310,7 @@ static void print_json(calibration *c)
     cJSON *object = json_object();
     json_string(object, "device", device->name);
     json_string(object, "kernel", c->kernel);
-    json_int(object, "q_heads", shape->q_heads);
-    json_int(object, "kv_heads", shape->kv_heads);
-    json_int(object, "head_dim", shape->head_dim);
-    json_int(object, "page_size", shape->page_size);
-    json_string(object, "dtype", cli_dtype_name(shape->kv_dtype));
+    json_shape(object, shape);
     json_string(object, "flush", c->execution.flush);
     json_int(object, "repeat", cli_repeat(c->cli));
     json_int(object, "ctas", c->num_ctas);

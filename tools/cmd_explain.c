@@ -371,11 +371,7 @@ static void print_json(cli_text *text, const explanation *e)
     json_string(object, "device", e->workload->device.name);
     json_int(object, "batch", e->batch.batch_size);
     json_int(object, "total_tokens", total);
-    json_int(object, "q_heads", e->batch.q_heads);
-    json_int(object, "kv_heads", e->batch.kv_heads);
-    json_int(object, "head_dim", e->batch.head_dim);
-    json_int(object, "page_size", e->batch.page_size);
-    json_string(object, "dtype", cli_dtype_name(e->batch.kv_dtype));
+    json_shape(object, &e->batch);
     cJSON *tail = json_add_object(object, "tail");
     json_int(tail, "request", e->tail);
     json_int(tail, "kv_len", e->batch.kv_len[e->tail]);

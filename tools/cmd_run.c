@@ -40,11 +40,7 @@ static void print_json(cli_state *cli, const cli_workload *workload, int64_t ind
     json_int(object, "threads", cli->context->options.num_threads);
     json_int(object, "batch", batch->batch_size);
     json_int(object, "total_tokens", workload->lengths->batches[index].total_tokens);
-    json_int(object, "q_heads", batch->q_heads);
-    json_int(object, "kv_heads", batch->kv_heads);
-    json_int(object, "head_dim", batch->head_dim);
-    json_int(object, "page_size", batch->page_size);
-    json_string(object, "dtype", cli_dtype_name(batch->kv_dtype));
+    json_shape(object, batch);
     json_string(object, "layout", batch->layout == EKV_LAYOUT_HND ? "hnd" : "nhd");
     json_string(object, "kernel", result->kernel);
     json_string(object, "dispatch", cli_dispatch_name(plan->dispatch));

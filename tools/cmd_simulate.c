@@ -118,11 +118,7 @@ static void print_json(sim_state *sim, int64_t index, const simulated *s)
     json_bool(object, "projected", info->projected);
     json_int(object, "batch", batch->batch_size);
     json_int(object, "total_tokens", sim->workload.lengths->batches[index].total_tokens);
-    json_int(object, "q_heads", batch->q_heads);
-    json_int(object, "kv_heads", batch->kv_heads);
-    json_int(object, "head_dim", batch->head_dim);
-    json_int(object, "page_size", batch->page_size);
-    json_string(object, "dtype", cli_dtype_name(batch->kv_dtype));
+    json_shape(object, batch);
     json_string(object, "dispatch", cli_dispatch_name(s->plan->dispatch));
     json_int(object, "num_sms", info->num_sms);
     json_int(object, "slots_per_sm", info->slots_per_sm);

@@ -96,6 +96,15 @@ cJSON *json_add_array(cJSON *object, const char *key)
     return cJSON_AddArrayToObject(object, key);
 }
 
+void json_shape(cJSON *object, const ekv_batch *batch)
+{
+    json_int(object, "q_heads", batch->q_heads);
+    json_int(object, "kv_heads", batch->kv_heads);
+    json_int(object, "head_dim", batch->head_dim);
+    json_int(object, "page_size", batch->page_size);
+    json_string(object, "dtype", cli_dtype_name(batch->kv_dtype));
+}
+
 cJSON *json_append_object(cJSON *array)
 {
     cJSON *object = cJSON_CreateObject();

@@ -28,6 +28,8 @@ cJSON *json_add_object(cJSON *object, const char *key);
 cJSON *json_add_array(cJSON *object, const char *key);
 /* A member named as the system, with its constants. */
 void json_system(cJSON *object, ekv_system system, const ekv_system_model *model);
+/* What the batches of a command have in common: heads, head_dim, page size, dtype of K and V. */
+void json_shape(cJSON *object, const ekv_batch *batch);
 /* Appends a new object to an array. */
 cJSON *json_append_object(cJSON *array);
 
